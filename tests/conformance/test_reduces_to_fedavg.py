@@ -169,7 +169,7 @@ def test_fedem_with_one_model(case: Case) -> None:
 @given(federations())
 def test_knn_per_with_no_sample_held_out(case: Case) -> None:
     clients, cohorts, local = case
-    mixed = trained(KNNPer(hold_out=0), clients, cohorts, **local)
+    mixed = trained(KNNPer(hold_out=False), clients, cohorts, **local)
     models = {n.removeprefix("model."): v for n, v in mixed.items() if n.startswith("model.")}
     assert difference(models, trained(FedAvg(), clients, cohorts, **local)) == 0
 

@@ -29,6 +29,7 @@ from scipy.io import savemat
 import fedclade as fc
 from fedclade.analysis import report
 from fedclade.data import readers
+from fedclade.data.encoding import encoding_from_json
 from fedclade.errors import FedcladeError
 from fedclade.io import checkpoint
 from fedclade.models import ConvAutoencoder
@@ -392,3 +393,38 @@ def test_a_damaged_run_is_reported_and_loaded_or_an_error_of_ours(
         if name in IN_RUNS:
             error_of(lambda: report.page(report.collect([run])))
         error_of(lambda: fc.load(run))
+
+
+@pytest.fixture(scope="module")
+def encodings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of texts, and the content of encoding.json of each kind."""
+    folder = tmp_path_factory.mktemp("encodings")
+    texts = {"shop": ["a", "b"] * 4, "review": ["tea", "bad ale"] * 4, "stars": ["u", "d"] * 4}
+    clients = fc.data.from_text(texts, text="review", client="shop", target="stars", length=4)
+    model = fc.models.BagOfWords(words=10_000)
+    fc.run(fc.FedAvg(), clients, model, rounds=1, out=folder / "run", threads=1, device="cpu")
+    shutil.copy(folder / "run" / "encoding.json", folder / "text")
+    images = {"height": 8, "width": 9, "color": "gray", "resize": True, "kind": "images"}
+    (folder / "images").write_text(json.dumps(images))
+    columns = [{"name": "age", "mean": 1.0, "scale": 2.0, "flag": True, "kind": "number"}]
+    columns += [{"name": "ward", "categories": ["x"], "flag": False, "kind": "category"}]  # type: ignore[dict-item]
+    table = {"client": "s", "target": "y", "task": "regression", "columns": columns}
+    (folder / "columns").write_text(json.dumps(table | {"kind": "columns"}))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["text", "images", "columns"])
+def test_every_kind_of_encoding_is_read(encodings: Path, name: str) -> None:
+    assert encoding_from_json(json.loads((encodings / name).read_text())).kind == name
+
+
+@pytest.mark.parametrize("name", ["text", "images", "columns"])
+@given(seed=st.integers(0, 2**32))
+@often
+def test_a_damaged_encoding_predicts_or_is_an_error_of_ours(
+    encodings: Path, name: str, seed: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(shutil.copytree(encodings / "run", Path(folder) / "run"))
+        (run / "encoding.json").write_bytes(damaged((encodings / name).read_bytes(), seed))
+        error_of(lambda: fc.load(run).predict(["good tea"], client="a"))

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 import fedclade as fc
 from fedclade import FedAvg, InvalidInputError, KNNPer, Method, Simulator
 from fedclade.core import LocalTraining
-from fedclade.core.batching import Batches, kept, make_plan
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree
 from fedclade.core.rng import fold_in
@@ -82,7 +81,7 @@ def module_of(method: KNNPer, params: Tree, client: int) -> nn.Module:
 
 @pytest.mark.parametrize(("k", "scale"), [(10, 1.0), (2, 0.5)])
 def test_three_clients_by_hand(k: int, scale: float) -> None:
-    method = KNNPer(k=k, scale=scale, hold_out=0, default_weight=0.3)
+    method = KNNPer(k=k, scale=scale, hold_out=False, default_weight=0.3)
     params, _ = served(method, clients())
     assert params["knn_weight"].tolist() == pytest.approx([0.3] * 3)
     for client, store in enumerate(SAMPLES):
@@ -108,21 +107,16 @@ def test_the_store_has_all_training_samples_of_its_client_and_no_padding() -> No
         assert torch.allclose(torch.tensor(sorted(found)), torch.tensor(expected))
 
 
-def held_out_positions(size: int, hold_out: int = 5) -> list[int]:
-    batches = Batches(size, shuffle=False, hold_out=hold_out, include_held_out=True)
-    plan = make_plan(batches, torch.tensor([size]), torch.tensor([1]), size)
-    return plan.position.flatten().tolist()[kept(size, hold_out) :]
+HELD = [4, 9, 14, 19, 24]  # every fifth sample of the third client
 
 
 def test_lambda_has_the_largest_likelihood_of_the_samples_held_out() -> None:
     params, _ = served(KNNPer(), clients())
-    held = held_out_positions(25)
-    assert len(held) == 5
-    store = [sample for place, sample in enumerate(SAMPLES[2]) if place not in held]
+    store = [sample for place, sample in enumerate(SAMPLES[2]) if place not in HELD]
 
     def likelihood(weight: float) -> float:
         total = 0.0
-        for place in held:
+        for place in HELD:
             x, y = SAMPLES[2][place]
             total += math.log(weight * p_knn(x, store, 10, 1.0)[y] + (1 - weight) * p_model(x)[y])
         return total
@@ -135,14 +129,13 @@ def test_lambda_has_the_largest_likelihood_of_the_samples_held_out() -> None:
 
 
 def test_nobody_trains_on_samples_that_are_held_out() -> None:
-    held = held_out_positions(25)
     flipped = [list(rows) for rows in SAMPLES]
-    for place in held:
+    for place in HELD:
         x, y = flipped[2][place]
         flipped[2][place] = (x, 1 - y)
     params, _ = served(KNNPer(), clients(), lr=0.1, rounds=3)
     other, _ = served(KNNPer(), clients(flipped), lr=0.1, rounds=3)
-    plain, _ = served(KNNPer(hold_out=0), clients(), lr=0.1, rounds=3)
+    plain, _ = served(KNNPer(hold_out=False), clients(), lr=0.1, rounds=3)
     for name in ("model.0.weight", "model.1.weight"):
         assert torch.equal(params[name], other[name])
         assert not torch.equal(params[name], plain[name])
@@ -161,7 +154,7 @@ def test_lambda_and_store_do_not_depend_on_test_data() -> None:
 def test_without_hold_out_training_and_traffic_are_those_of_fedavg() -> None:
     objective = Objective(model())
     results: list[tuple[Tensor, int, int]] = []
-    for method in (FedAvg(), KNNPer(hold_out=0), KNNPer()):
+    for method in (FedAvg(), KNNPer(hold_out=False), KNNPer()):
         bound = method.with_local_config(LocalTraining(objective, lr=0.1, batch_size=4))
         fed = Simulator(clients())
         state = bound.init(fed, objective.params(), key=0)
@@ -185,7 +178,7 @@ def test_probabilities_are_mixed_not_outputs() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("k", 0), ("scale", 0.0), ("hold_out", 1), ("hold_out", -2), ("default_weight", 1.5)],
+    [("k", 0), ("scale", 0.0), ("default_weight", 1.5)],
 )
 def test_invalid_values_are_refused(field: str, value: float) -> None:
     with pytest.raises(InvalidInputError) as caught:

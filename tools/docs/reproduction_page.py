@@ -32,6 +32,8 @@ not have them. "within" means within the tolerance of the table. A table's file 
 src/fedclade/reproduce/tables/ has all settings and tolerances. Accuracy is the unweighted mean over
 all clients, each on its own test data.
 """
+BENCHMARKS = """Numbers of other benchmarks, which are not counted above; in brackets, as above,
+the cells with a published number."""
 
 
 def outcomes() -> list[Outcome]:
@@ -57,9 +59,12 @@ def written(outcomes: list[Outcome]) -> str:
         places = [_place(name, by_name.get(name)) for name in item.found()]
         text = "<br>".join(places) or f"Cannot be had here: {item.reason or 'not set up yet'}."
         lines.append(f"| {PAPERS[item.paper]}, {item.name} | {text} |")
-    for name, table in tables().items():
-        if table.other_paper:
-            lines.append(f"| another paper | {_place(name, by_name.get(name))} |")
+    lines += ["", BENCHMARKS, ""]
+    lines += [
+        f"- {table.benchmark}: {_place(name, by_name.get(name))}"
+        for name, table in tables().items()
+        if table.benchmark
+    ]
     return (
         ABOUT
         + "\n".join([*lines, ""])

@@ -1,8 +1,11 @@
-"""Predictions for the rows of a file: CSV or Parquet where the data are a table, else .npz."""
+"""Predictions for new rows: a CSV or Parquet file where the data are a table, a CSV file of texts,
+a folder of images, or an .npz file.
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,15 +15,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.data.column_encoding import ColumnEncoding, category_names
+from fedclade.data.column_encoding import ColumnEncoding, category_codes
 from fedclade.data.datasets import read_npz
+from fedclade.data.image_encoding import ImageEncoding
+from fedclade.data.image_folders import image_files
 from fedclade.data.table_columns import as_numbers, as_text, location
 from fedclade.data.tables import read_rows
+from fedclade.data.text_encoding import TextEncoding
+from fedclade.data.texts import read_csv_columns
 from fedclade.errors import FedcladeWarning, InvalidInputError, nearest
+from fedclade.io import safe_read
 from fedclade.training.result import Result
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_PER_WORD = {"tagging": "tag for each word", "language_model": "word after each word"}
 
 
 @dataclass(frozen=True)
@@ -28,13 +38,30 @@ class FilePredictions:
     """Predictions for the rows of a file.
 
     Args:
-        columns: for each column its values, in the order of the rows: "prediction", and the
-            probability of each class if it is asked for.
+        columns: for each column its values, in the order of the rows: "file" for images,
+            "prediction", and the probability of each class if it is asked for.
         closest_client: for a new client, the client whose model is used; else None.
     """
 
     columns: dict[str, list[Any]]
     closest_client: int | str | None = None
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What is read from a file, or from a folder of images.
+
+    Args:
+        x: the inputs.
+        clients: the client of each row; None if the file does not say it.
+        y: the targets, of labeled rows only.
+        files: the names of the images; None for other rows.
+    """
+
+    x: object
+    clients: list[str | None] | None = None
+    y: object = None
+    files: list[str] | None = None
 
 
 def predict_file(
@@ -49,40 +76,116 @@ def predict_file(
 
     Args:
         result: the run.
-        rows: a file of rows: CSV or Parquet with the columns of the training data, or .npz with x.
+        rows: what the training data were: CSV or Parquet with their columns, CSV with the column of
+            the texts, or an image or a folder of images; or .npz with x.
         client: the client of all rows, its name or number.
         labeled: in place of `client`, for a client that was not in the run: a file of rows with
-            targets (the column of the training data, or y in .npz).
+            targets (the column of the training data, or y in .npz), or a folder with a folder of
+            images for each class.
         probability: whether to add the probability of each class.
     """
     if client is not None and labeled is not None:
         raise InvalidInputError("--labeled: give it or --client, not both.", "--labeled")
     closest = None
     if labeled is not None:
-        closest = result.closest_client(*_labeled(result, labeled))
+        few = _read(result, labeled, with_targets=True)
+        closest = result.closest_client(few.x, few.y)
     elif client is not None:
         closest = _known(result, client)
-    if rows.suffix.lower() == ".npz":
-        x: object = read_npz(rows, ("x",))["x"]
-        clients = None
-    else:
-        encoding = _encoding(result, rows)
-        table = read_rows(rows, encoding)
-        x = encoding.encode(table, client)
-        _warn_of_unknown_categories(table, encoding)
-        clients = None if closest is not None else _client_column(table, encoding)
-    if clients is not None:
-        outputs = _by_client(result, x, clients)
-    elif closest is not None:
-        outputs = result.predict(x, closest, kind="output")
+    new = _read(result, rows, client)
+    if closest is not None:
+        outputs = result.predict(new.x, closest, kind="output")
+    elif new.clients is not None:
+        outputs = _by_client(result, new.x, new.clients)
     else:
         raise InvalidInputError(
             f"--client: {rows} does not name the client of a row. Give --client NAME, or for a new"
             " client --labeled FILE.",
             "--client",
         )
-    columns = _columns(result, outputs, probability)
+    columns: dict[str, list[Any]] = {} if new.files is None else {"file": list(new.files)}
+    columns |= _columns(result, outputs, probability)
     return FilePredictions(columns, closest if labeled is not None else None)
+
+
+def _read(
+    result: Result, path: Path, client: str | None = None, with_targets: bool = False
+) -> _Rows:
+    """The rows of a file, as the models of the run read them."""
+    encoding = result.encoding
+    if path.suffix.lower() == ".npz":
+        arrays = read_npz(path, ("x", "y") if with_targets else ("x",))
+        return _Rows(arrays["x"], y=arrays.get("y"))
+    if isinstance(encoding, ImageEncoding):
+        return _images(result, encoding, path, with_targets)
+    if isinstance(encoding, TextEncoding):
+        return _texts(result, encoding, path, with_targets)
+    if isinstance(encoding, ColumnEncoding):
+        return _table(encoding, path, client, with_targets)
+    raise InvalidInputError(
+        f"{path}: the data of this run are no table, texts or folder of images, so it cannot be"
+        " read as they were. Give an .npz file with the array x (np.savez).",
+        str(path),
+    )
+
+
+def _images(result: Result, encoding: ImageEncoding, path: Path, with_targets: bool) -> _Rows:
+    files = image_files(path)
+    y = None
+    if with_targets:
+        y = _labels(result, [file.parent.name for file in files], "--labeled")
+    names = [str(file.relative_to(path)) if path.is_dir() else str(file) for file in files]
+    return _Rows(encoding.encode(files), y=y, files=names)
+
+
+def _texts(result: Result, encoding: TextEncoding, path: Path, with_targets: bool) -> _Rows:
+    if encoding.task != "classification":
+        raise InvalidInputError(
+            f"{path}: the models of this run predict a {_PER_WORD[encoding.task]}, which a table"
+            " cannot hold. Use result.predict([text, …], client=…) in Python.",
+            str(path),
+        )
+    columns = read_csv_columns(path, safe_read.read(path))
+    for name, needed in ((encoding.text, True), (encoding.target, with_targets)):
+        if needed and name not in columns:
+            raise InvalidInputError(
+                f"column '{name}': missing in {path}.{nearest(str(name), columns)}", str(name)
+            )
+    clients = columns.get(encoding.client)
+    if not columns[encoding.text]:
+        raise InvalidInputError(f"{path}: it has no rows.", str(path))
+    y = (
+        _labels(result, columns[str(encoding.target)], str(encoding.target))
+        if with_targets
+        else None
+    )
+    return _Rows(encoding.encode(columns[encoding.text]), clients, y)
+
+
+def _table(encoding: ColumnEncoding, path: Path, client: str | None, with_targets: bool) -> _Rows:
+    table = read_rows(path, encoding)
+    if with_targets and encoding.target not in table.column_names:
+        raise InvalidInputError(
+            f"column '{encoding.target}': missing in {path}. Labeled rows need it."
+            f"{nearest(encoding.target, table.column_names)}",
+            encoding.target,
+        )
+    x = encoding.encode(table, client)
+    _warn_of_unknown_categories(table, encoding)
+    if with_targets:
+        return _Rows(x, y=_targets(table, encoding))
+    return _Rows(x, None if client is not None else _client_column(table, encoding))
+
+
+def _labels(result: Result, names: Sequence[str], field: str) -> NDArray[np.int64]:
+    """The numbers of these classes."""
+    classes = result.names.classes or ()
+    for name in names:
+        if name not in classes:
+            raise InvalidInputError(
+                f"{field}: the run has no class {name!r}.{nearest(name, classes)}", field
+            )
+    return np.array([classes.index(name) for name in names])
 
 
 def _known(result: Result, client: str) -> int | str:
@@ -91,16 +194,6 @@ def _known(result: Result, client: str) -> int | str:
     known = client if named else int(client)
     result.cluster_of(known)  # raises if there is no such client
     return known
-
-
-def _encoding(result: Result, path: Path) -> ColumnEncoding:
-    if result.columns is None:
-        raise InvalidInputError(
-            f"{path}: the data of this run are no table, so no columns are known. Give an .npz file"
-            " with the array x (np.savez).",
-            str(path),
-        )
-    return result.columns
 
 
 def _client_column(table: pa.Table, encoding: ColumnEncoding) -> list[str | None] | None:
@@ -121,9 +214,9 @@ def _warn_of_unknown_categories(table: pa.Table, encoding: ColumnEncoding) -> No
     for column in encoding.columns:
         if column.kind != "category":
             continue
-        names = category_names(table, column).to_pylist()
-        known = {None, *column.categories}
-        unknown = [name for name in names if name not in known]
+        codes, names = category_codes(table, column)
+        new = np.array([name not in column.categories for name in names] + [False])
+        unknown = [names[code] for code in codes[new[codes]].tolist()]
         if unknown:
             rows = "1 row has" if len(unknown) == 1 else f"{len(unknown):,} rows have"
             message = (
@@ -147,21 +240,6 @@ def _by_client(result: Result, x: object, clients: list[str | None]) -> Tensor:
         outputs[chosen] = part
     assert outputs is not None  # a table without rows is refused when it is read
     return outputs
-
-
-def _labeled(result: Result, path: Path) -> tuple[object, object]:
-    if path.suffix.lower() == ".npz":
-        arrays = read_npz(path, ("x", "y"))
-        return arrays["x"], arrays["y"]
-    encoding = _encoding(result, path)
-    table = read_rows(path, encoding)
-    if encoding.target not in table.column_names:
-        raise InvalidInputError(
-            f"column '{encoding.target}': missing in {path}. Labeled rows need it."
-            f"{nearest(encoding.target, table.column_names)}",
-            encoding.target,
-        )
-    return encoding.encode(table), _targets(table, encoding)
 
 
 def _targets(table: pa.Table, encoding: ColumnEncoding) -> NDArray[np.generic]:
@@ -193,8 +271,8 @@ def _bad_target(
 def _columns(result: Result, outputs: Tensor, probability: bool) -> dict[str, list[Any]]:
     """The columns of the file of predictions, with the names of classes."""
     labels = result.task.decode(outputs, "label")
-    encoding = result.columns
-    if encoding is not None and encoding.classes is None:
+    encoding = result.encoding
+    if isinstance(encoding, ColumnEncoding) and encoding.classes is None:
         labels = labels.double() * encoding.target_scale + encoding.target_mean
     parts = [labels] if labels.ndim == 1 else list(labels.flatten(1).unbind(1))
     columns: dict[str, list[Any]] = {}

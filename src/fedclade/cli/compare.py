@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedclade.cli.console import print_out
+from fedclade.cli.console import out_console, print_out
 from fedclade.cli.options import (
     DataRootOption,
     DeviceOption,
@@ -25,10 +25,12 @@ from fedclade.cli.options import (
     comma_separated,
     import_all,
 )
+from fedclade.cli.progress import reading
 from fedclade.cli.result_tables import show_comparison
 from fedclade.cli.run_monitoring import RunOutput, output_folder, resumable_errors
 
 if TYPE_CHECKING:
+    from fedclade.data.federated_dataset import Clients
     from fedclade.training.experiment_file import Experiment
     from fedclade.training.result import Result
 
@@ -82,12 +84,21 @@ def run_all(
     from fedclade.io.run_dir import RunDirectory
 
     sizes: dict[str, None] = {}
+    known: dict[object, Clients] = {}  # of the last run: the next has mostly the same
+
+    def clients_of(experiment: Experiment) -> Clients:
+        key = experiment.federation_key
+        if key not in known:
+            known.clear()  # first: two federations may not fit into memory
+            with reading(out_console, output.quiet) as progress:
+                known[key] = experiment.clients(data_root, progress)
+        return known[key]
 
     def execute(experiment: Experiment) -> Result:
         path = folder / experiment.label
+        clients = clients_of(experiment)
+        sizes[clients.sizes_in_words] = None
         with output.on_round(experiment.label, experiment.run.rounds, path) as on_round:
-            clients = experiment.clients(data_root)
-            sizes[clients.sizes_in_words] = None
             return experiment.to_run(clients, device).run(path, resume, on_round)
 
     runs, is_sweep = len(experiments), any(experiment.chosen for experiment in experiments)

@@ -21,6 +21,7 @@ from fedclade.cli.options import (
     SetOption,
     import_all,
 )
+from fedclade.cli.progress import reading
 from fedclade.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -65,7 +66,9 @@ def diagnose(
             f"--out {folder}: the folder already contains a diagnosis. Choose another folder.",
             "--out",
         )
-    run = chosen.to_run(chosen.clients(data_root), device)
+    with reading(out_console, quiet=as_json) as progress:
+        clients = chosen.clients(data_root, progress)
+    run = chosen.to_run(clients, device)
     diagnosis = diagnose_run(run, probe_rounds)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(diagnosis.to_json(), indent=2) + "\n"

@@ -18,7 +18,9 @@ def predict(
     rows: Annotated[
         Path,
         typer.Argument(
-            metavar="ROWS", help="CSV or Parquet with the run's columns, or .npz with the array x."
+            metavar="ROWS",
+            help="CSV or Parquet with the run's columns, images or a folder of them, or .npz with"
+            " the array x.",
         ),
     ],
     client: Annotated[
@@ -31,7 +33,8 @@ def predict(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="For a client that was not in the run: a few of its rows with targets.",
+            help="For a client that was not in the run: a few of its rows with targets; of images"
+            " a folder for each class.",
         ),
     ] = None,
     probability: Annotated[

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import TaskID
 
     from fedclade.io.schemas import RoundRecord
 
@@ -32,6 +35,30 @@ def display(label: str, rounds: int, console: Console, quiet: bool) -> Display:
     if quiet:
         return _Silent()
     return _Bar(label, rounds, console) if console.is_terminal else _Lines(label, rounds, console)
+
+
+@contextmanager
+def reading(console: Console, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """The progress of reading files: a bar on a terminal, from the first file on.
+
+    Yields:
+        The function to call with the number of files that are read and their number in all.
+    """
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        tasks: list[TaskID] = []
+
+        def update(done: int, total: int) -> None:
+            if not tasks:
+                tasks.append(progress.add_task("reading images", total=total))
+            progress.update(tasks[0], completed=done)
+
+        yield update
 
 
 class _Silent:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedclade.training.result import Result
 
 _WIDTH, _NAME = 92, 8  # width of the table, and of the method's name in it
+_MAX_NAMED = 30  # clients whose groups are listed
 
 
 def show_result(result: Result) -> None:
@@ -25,6 +26,7 @@ def show_result(result: Result) -> None:
         ("method", summary["method"]),
         ("clients", summary["clients"]),
         ("groups", summary["clusters"]),
+        *_members(result),
     ]
     if summary["accuracy"] is not None:
         rows.append(
@@ -62,6 +64,19 @@ def show_result(result: Result) -> None:
     for name, value in rows:
         table.add_row(name, str(value))
     out_console.print(table)
+
+
+def _members(result: Result) -> list[tuple[str, str]]:
+    """Who is in which group, for a few clients with names; nothing if that is one group, or one
+    for each client.
+    """
+    groups, clients = result.groups, len(result.clusters)
+    if result.names.clients is None or clients > _MAX_NAMED or len(groups) in (1, clients):
+        return []
+    return [
+        ("no group yet" if group < 0 else f"group {group}", ", ".join(map(str, members)))
+        for group, members in groups.items()
+    ]
 
 
 def show_comparison(rows: list[dict[str, Any]]) -> None:

@@ -26,6 +26,7 @@ from fedclade.cli.options import (
     TrackOption,
     import_all,
 )
+from fedclade.cli.progress import reading
 from fedclade.cli.result_tables import show_result
 from fedclade.cli.run_monitoring import RunOutput, output_folder, resumable_errors
 from fedclade.errors import InvalidInputError
@@ -85,7 +86,10 @@ def run(
         print_err(f"{folder} contains no run yet; starting a new one.")
     RunDirectory.open(folder, resume)
     with resumable_errors(folder), output.live_page(folder):
-        clients = chosen.clients(data_root)
+        with reading(out_console, quiet) as progress:
+            clients = chosen.clients(data_root, progress)
+        if clients.probe is not None and not quiet:
+            print_out(clients.sizes_in_words)
         training_run = replace(chosen.to_run(clients, device), profile=profile)
         with output.on_round(method, rounds, folder) as on_round:
             if engine == "flower":

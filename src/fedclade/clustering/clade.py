@@ -23,6 +23,8 @@ Labels = NDArray[np.int64]
 # A tenth of a percent of the mean variance: directions without variance are not amplified.
 _RIDGE = 1e-3
 _DEGREES_PER_DIMENSION = 8
+# Of the largest eigenvalue of a scatter; the rounding of float32 leaves about 1e-8.
+_LEAST_EIGENVALUE = 1e-6
 # With many clients the noise trees differ little, so a few are enough.
 _MANY_CLIENTS, _RUNS_FEW, _RUNS_MANY = 150, 20, 3
 
@@ -39,6 +41,16 @@ def whitening_matrix(scatter: Array, degrees: float) -> Array:
         len(covariance)
     )
     return np.linalg.cholesky(np.linalg.inv(covariance))
+
+
+def rank(scatter: Array) -> int:
+    """The number of dimensions in which samples differ.
+
+    Args:
+        scatter: (e, e) their scatter.
+    """
+    eigenvalues = np.linalg.eigvalsh(scatter)
+    return int((eigenvalues > _LEAST_EIGENVALUE * max(eigenvalues[-1], 0.0)).sum())
 
 
 def null_top_height(size: Array, dimensions: int, rng: np.random.Generator) -> float:
@@ -75,8 +87,10 @@ def split_group(
     clients, degrees = len(mean), float(size.sum() - len(mean))
     # A covariance of d dimensions that is estimated from few samples makes distances larger by a
     # factor of degrees / (degrees - d). So only the first numbers are used, as many as can be
-    # whitened well: the first numbers of a random projection are a random projection too.
-    dimensions = min(mean.shape[1], int(degrees / _DEGREES_PER_DIMENSION))
+    # whitened well: the first numbers of a random projection are a random projection too. A small
+    # model has gradients of fewer dimensions than a signature; noise in all of them would hide the
+    # groups.
+    dimensions = min(rank(scatter), int(degrees / _DEGREES_PER_DIMENSION))
     if clients < 3 or dimensions < 2:
         return np.zeros(clients, np.int64)
     z = mean[:, :dimensions] @ whitening_matrix(scatter[:dimensions, :dimensions], degrees)

@@ -20,6 +20,7 @@ class LocalTraining:
         lr: the learning rate of this round.
         batch_size: examples per batch.
         epochs: passes over the client's data.
+        steps: the number of steps, in place of `epochs`; 0 for whole passes.
         momentum: the momentum of SGD.
         weight_decay: the weight decay.
         optimizer: "sgd", "adam" or "adamw", as torch.optim defines them.
@@ -37,6 +38,7 @@ class LocalTraining:
     optimizer: Optimizer = "sgd"
     clip_norm: float = 0.0
     class_weight: ClassWeight = "none"
+    steps: int = 0
 
     @property
     def batches(self) -> Batches:
@@ -44,6 +46,7 @@ class LocalTraining:
         return Batches(
             self.batch_size,
             self.epochs,
+            self.steps,
             class_weight=self.class_weight,
             augment=self.objective.augment,
         )

@@ -5,6 +5,7 @@ from fedclade.data.datasets import DATASETS, Dataset, dataset, from_arrays, load
 from fedclade.data.feature_emd import EarthMovers, earth_movers_distance
 from fedclade.data.federated_dataset import Clients, Description, RaggedIndex
 from fedclade.data.hugging_face import from_hf
+from fedclade.data.image_encoding import ImageEncoding
 from fedclade.data.image_folders import from_images
 from fedclade.data.partitioning.apply_scheme import PARTITIONS, partition
 from fedclade.data.partitioning.base import Scheme, Split
@@ -35,6 +36,7 @@ __all__ = [
     "FeatureClusters",
     "FlippedId",
     "Iid",
+    "ImageEncoding",
     "LabelClusters",
     "LabelPermutation",
     "LabelSwap",

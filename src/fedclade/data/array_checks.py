@@ -4,6 +4,8 @@ which is also the error's field: `what` in this file.
 
 from __future__ import annotations
 
+import mmap
+import warnings
 from collections.abc import Mapping
 
 import numpy as np
@@ -13,10 +15,12 @@ from torch import Tensor
 
 from fedclade.core.inputs import Inputs, describe_inputs, map_inputs, samples_in, tensors_of
 from fedclade.errors import InvalidInputError
+from fedclade.io import safe_read
 
 # A larger label is an id, or a regression target stored as an integer. Tables by class would not
 # fit in memory.
 MOST_CLASSES = 1_000_000
+_BLOCK_BYTES = 1 << 26  # of values that are checked at once
 
 _TEXT = (
     "text: convert it to numbers first (labels: np.unique(a, return_inverse=True), words: a"
@@ -28,6 +32,7 @@ _NOT_NUMBERS = {
     "O": "Python objects (rows of unequal length?): store a rectangular array of numbers",
     "c": "complex numbers: store real and imaginary part as two features",
 }
+_READ_AS_THEY_ARE = (np.uint8, np.float32, np.int64, np.bool_)
 
 
 def inputs(arrays: object, what: str) -> Inputs:
@@ -65,7 +70,11 @@ def _one_input(array: object, what: str) -> Tensor:
     if x.ndim == 1 and len(x):
         _finite(x, what)
         return x
-    return x if x.dtype == torch.bool and x.ndim > 1 and x.numel() else _inputs(x, what)
+    return (
+        x
+        if x.dtype == torch.bool and x.ndim > 1 and x.numel()
+        else _inputs(array if is_mapped(array) else x, what)
+    )
 
 
 def _inputs(array: object, what: str) -> Tensor:
@@ -73,8 +82,11 @@ def _inputs(array: object, what: str) -> Tensor:
 
     Images become channels first: uint8 (N, H, W) becomes (N, 1, H, W); (N, H, W, C) with C of 1 or
     3 becomes (N, C, H, W), unless the second axis can be the channels.
+
+    The values of a memory-mapped array are neither read nor copied: it may be larger than memory.
     """
     x = _tensor(array, what)
+    mapped = is_mapped(array)
     if x.ndim < 2:
         raise InvalidInputError(
             f"{what} has shape {tuple(x.shape)}: give one row per sample; a single feature has"
@@ -89,12 +101,21 @@ def _inputs(array: object, what: str) -> Tensor:
         )
     if x.dtype == torch.bool:
         x = x.float()
-    _finite(x, what)
+    if not mapped:
+        _finite(x, what)
     if x.dtype == torch.uint8 and x.ndim == 3:
         return x.unsqueeze(1)
     if x.ndim == 4 and x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
-        return x.permute(0, 3, 1, 2).contiguous()
+        x = x.permute(0, 3, 1, 2)
+        return x if mapped else x.contiguous()
     return x
+
+
+def is_mapped(array: object) -> bool:
+    """Whether the values of an array of numpy are in a memory-mapped file."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return isinstance(array, mmap.mmap)
 
 
 def targets(array: object, what: str) -> Tensor:
@@ -283,17 +304,28 @@ def _tensor(array: object, what: str) -> Tensor:
             f" {_NOT_NUMBERS.get(kind, f'values of type {values.dtype}: store plain numbers')}.",
             what,
         )
+    if is_mapped(values) and values.dtype not in _READ_AS_THEY_ARE:
+        safe_read.fit(what, 4 * values.size, f"in memory, since its type is {values.dtype}")
     if kind == "f":
         # Too large values become infinite; `_finite` then reports their position.
         with np.errstate(over="ignore"):
             values = values.astype(np.float32, copy=False)
     elif kind in "iu" and values.dtype != np.uint8:
         values = values.astype(np.int64, copy=False)
+    if is_mapped(values) and min(values.strides, default=0) >= 0:
+        with warnings.catch_warnings():
+            # torch warns if the file is mapped read-only. Nothing writes to the clients' samples.
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+            return torch.from_numpy(np.asarray(values))
     return torch.from_numpy(np.require(values, requirements=["C", "W"]))
 
 
 def _finite(tensor: Tensor, what: str) -> None:
-    if not tensor.is_floating_point() or bool(tensor.isfinite().all()):
+    if not tensor.is_floating_point():
+        return
+    rows = max(1, _BLOCK_BYTES * len(tensor) // max(1, tensor.nbytes))
+    blocks = (tensor[first : first + rows] for first in range(0, len(tensor), rows))
+    if all(bool(block.isfinite().all()) for block in blocks):
         return
     nan = tensor.isnan()
     kind, bad = (

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedclade.core.inputs import Inputs, shape_of
 from fedclade.core.names import NO_NAMES, Names
-from fedclade.data.column_encoding import ColumnEncoding
+from fedclade.data.encoding import Encoding
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,9 +35,9 @@ class ClientMetadata:
     validation_sizes: Tensor | None = None
     # the settings of the validation data as [data] of an experiment file has them
     validation_origin: dict[str, Any] = field(default_factory=dict)
-    columns: ColumnEncoding | None = None  # what was learnt about the columns of a table
-    # for clients of a table: the other settings of [data]; there is no [partition] then
-    table_origin: dict[str, Any] = field(default_factory=dict)
+    encoding: Encoding | None = None  # what was learnt from a table, texts or images
+    # for clients of `data.path`: the other settings of [data]; there is no [partition] then
+    data_origin: dict[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.sizes)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from fedclade.core.names import MAX_LENGTH
-from fedclade.data.table_columns import as_numbers, as_text, number_of_rows
+from fedclade.data.table_columns import as_codes, as_numbers, as_text, number_of_rows
 from fedclade.errors import InvalidInputError, nearest
 from fedclade.io import safe_read
 
@@ -25,7 +26,10 @@ Task: TypeAlias = Literal["classification", "regression"]
 Missing: TypeAlias = Literal["mean", "drop"]
 Standardize: TypeAlias = Literal["federated", "client", "none"]
 Floats: TypeAlias = NDArray[np.float64]
-_PENDING, _ROWS = 16, 8192  # inputs and rows that are written at once
+EncodedNumbers: TypeAlias = tuple[NDArray[np.float32], NDArray[np.bool_]]
+THREADS = 2  # that learn and write columns: memory limits the speed of more
+_ROWS = 4096  # that are written at once
+_DECIMAL = re.compile(r"^([+-]?\d+)\.0+$", re.ASCII)
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -52,6 +56,31 @@ class NumberColumn:
     def inputs(self) -> tuple[str, ...]:
         """The names of the column's inputs."""
         return (self.name, f"{self.name} missing") if self.flag else (self.name,)
+
+    def encode(
+        self,
+        numbers: Floats,
+        standardize: Standardize,
+        scales: tuple[Floats, Floats],
+        clients: NDArray[np.int64],
+    ) -> EncodedNumbers:
+        """The inputs of all rows, and where a value is missing.
+
+        Args:
+            numbers: the values, NaN where one is missing. They are overwritten.
+            standardize: how they are standardized.
+            scales: the means and the standard deviations: one of each, or one for each client.
+            clients: (rows,) the place of each row's client in `scales`.
+        """
+        missing = np.isnan(numbers)
+        if standardize == "none":
+            numbers[missing] = self.mean
+        else:
+            mean, scale = scales
+            numbers -= mean[clients] if len(mean) > 1 else mean
+            numbers /= scale[clients] if len(scale) > 1 else scale
+            numbers[missing] = 0
+        return numbers.astype(np.float32), missing
 
 
 @dataclass(frozen=True)
@@ -98,7 +127,7 @@ class ClientScale:
 class ColumnEncoding:
     """How rows of a table become inputs, and outputs of a model become predictions.
 
-    A run saves it as columns.json.
+    A run saves it in encoding.json.
 
     Args:
         client: the column with the name of each row's client.
@@ -127,6 +156,7 @@ class ColumnEncoding:
     missing: Missing = "mean"
     standardize: Standardize = "federated"
     client_scales: dict[str, ClientScale] | None = None
+    kind: Literal["columns"] = "columns"
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -155,7 +185,7 @@ class ColumnEncoding:
         """
         rows = number_of_rows(table)
         safe_read.fit("the table", 4 * rows * len(self.feature_names), "as inputs")
-        x = torch.zeros(rows, len(self.feature_names))
+        x = torch.empty(rows, len(self.feature_names))
         ids = self._scale_ids(table, client)
         self.encode_rows(table, ids, ((x, np.arange(rows)),))
         return x
@@ -165,53 +195,50 @@ class ColumnEncoding:
         table: pa.Table,
         clients: NDArray[np.int64],
         parts: Sequence[tuple[Tensor, NDArray[np.int64]]],
+        converted: dict[str, EncodedNumbers] | None = None,
     ) -> None:
-        """Write the inputs of some rows into tensors of zeros, column by column: a table of a
-        million rows then needs no second copy.
+        """Write the inputs of some rows into tensors.
 
         Args:
             table: the table.
             clients: the number of each row's client in `client_scales`; their number for others.
-            parts: pairs of a tensor (rows, inputs) and the rows of the table that it gets.
+            parts: pairs of a tensor (rows, inputs) and the rows of the table that it gets, in
+                ascending order.
+            converted: columns that are encoded already.
         """
+        converted = converted or {}
+        encoded: list[NDArray[Any]] = []
+        places: list[int] = []  # the first input of each of them
         place = number = 0
-        pending: list[NDArray[Any]] = []  # the inputs before `place` that are not written yet
         for column in self.columns:
-            if column.name not in table.column_names:
+            if column.name not in table.column_names and column.name not in converted:
                 raise InvalidInputError(
                     f"column '{column.name}': missing. The model needs it."
                     f"{nearest(column.name, table.column_names)}",
                     column.name,
                 )
-            if isinstance(column, NumberColumn):
-                numbers = as_numbers(table, column.name)
-                missing = np.isnan(numbers)
-                self._require_values(column.name, missing, parts)
-                if self.standardize == "none":
-                    numbers[missing] = column.mean
-                else:
-                    mean, scale = self._scales(column, number)
-                    numbers -= mean[clients] if len(mean) > 1 else mean
-                    numbers /= scale[clients] if len(scale) > 1 else scale
-                    numbers[missing] = 0
-                number += 1
-                pending.append(numbers.astype(np.float32))
-                place += 1
+            values: NDArray[Any]
+            if isinstance(column, CategoryColumn):
+                values = self._codes(table, column)
+                missing = values == -2
+            elif column.name in converted:
+                values, missing = converted[column.name]
             else:
-                _write(pending, place, parts)
-                codes = self._codes(table, column)
-                missing = codes == -2
-                self._require_values(column.name, missing, parts)
-                for x, rows in parts:
-                    known = (codes[rows] >= 0).nonzero()[0]
-                    x.numpy()[known, place + codes[rows][known]] = 1
-                place += len(column.categories)
+                values, missing = column.encode(
+                    as_numbers(table, column.name),
+                    self.standardize,
+                    self._scales(column, number),
+                    clients,
+                )
+            number += column.kind == "number"
+            self._require_values(column.name, missing, parts)
+            encoded.append(values)
+            places.append(place)
             if column.flag:
-                pending.append(missing)
-                place += 1
-            if len(pending) >= _PENDING:
-                _write(pending, place, parts)
-        _write(pending, place, parts)
+                encoded.append(missing)
+                places.append(place + len(column.inputs) - 1)
+            place += len(column.inputs)
+        _write(encoded, places, place, parts)
 
     def decode(self, outputs: Tensor) -> list[str] | list[float]:
         """The predictions of a model: the name of the class, or the number in the target's unit.
@@ -225,31 +252,18 @@ class ColumnEncoding:
         predictions: list[float] = (values * self.target_scale + self.target_mean).tolist()
         return predictions
 
-    def to_json(self) -> dict[str, Any]:
-        """The content of columns.json."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(content: object) -> ColumnEncoding:
-        """Check the content of columns.json. What is wrong raises `ValueError`."""
-        try:
-            # Through JSON, whose lists may become tuples.
-            encoding = _ADAPTER.validate_json(json.dumps(content))
-        except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(map(str, problem["loc"]))
-            raise ValueError(f"{where}: {problem['msg']}") from error
-        numbers = sum(column.kind == "number" for column in encoding.columns)
-        scales = [column.scale for column in encoding.columns if column.kind == "number"]
-        for scale in (encoding.client_scales or {}).values():
+    def check(self) -> None:
+        """Raise `ValueError` for values that do not fit together."""
+        numbers = sum(column.kind == "number" for column in self.columns)
+        scales = [column.scale for column in self.columns if column.kind == "number"]
+        for scale in (self.client_scales or {}).values():
             if len(scale.mean) != numbers or len(scale.scale) != numbers:
                 raise ValueError("client_scales: a client has another number of columns")
             scales += scale.scale
         if min(scales, default=1.0) <= 0:
             raise ValueError("scale: must be above 0")
-        if (encoding.classes is None) != (encoding.task == "regression"):
+        if (self.classes is None) != (self.task == "regression"):
             raise ValueError("classes: only a classification has them")
-        return encoding
 
     def _scale_ids(self, table: pa.Table, client: str | None) -> NDArray[np.int64]:
         """The number of each row's client in `client_scales`; their number where it is unknown."""
@@ -269,14 +283,9 @@ class ColumnEncoding:
 
     def _codes(self, table: pa.Table, column: CategoryColumn) -> NDArray[np.int64]:
         """The number of each row's category; -1 for an unknown one, -2 for a missing value."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        values = category_names(table, column)
-        codes = pc.index_in(values, value_set=pa.array(column.categories, pa.string()))
-        numbers: NDArray[np.int64] = codes.fill_null(-1).to_numpy().astype(np.int64)
-        numbers[values.is_null().to_numpy()] = -2
-        return numbers
+        codes, names = category_codes(table, column)
+        numbers = {category: number for number, category in enumerate(column.categories)}
+        return np.array([*(numbers.get(name, -1) for name in names), -2])[codes]
 
     def _require_values(
         self,
@@ -297,8 +306,8 @@ class ColumnEncoding:
                 )
 
 
-def category_names(table: pa.Table, column: CategoryColumn) -> pa.ChunkedArray:
-    """The category of each row as text; null where a value is missing.
+def category_codes(table: pa.Table, column: CategoryColumn) -> tuple[NDArray[np.int64], list[str]]:
+    """The number of each row's category, -1 where a value is missing, and the categories.
 
     "1.0" is the category "1" if that is the known one: a file of codes with missing values often
     has them as decimal numbers, and the training data had them as numbers.
@@ -307,34 +316,47 @@ def category_names(table: pa.Table, column: CategoryColumn) -> pa.ChunkedArray:
         table: the rows.
         column: the column with its known categories.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    values = as_text(table, column.name)
-    known = pc.is_in(values, value_set=pa.array(column.categories, pa.string()))
-    whole = pc.replace_substring_regex(values, r"^([+-]?\d+)\.0+$", r"\1")
-    return pc.if_else(known, values, whole)
+    codes, texts = as_codes(table, column.name)
+    known = set(column.categories)
+    return codes, [text if text in known else _DECIMAL.sub(r"\1", text) for text in texts]
 
 
 def _write(
-    pending: list[NDArray[Any]], end: int, parts: Sequence[tuple[Tensor, NDArray[np.int64]]]
+    encoded: Sequence[NDArray[Any]],
+    places: Sequence[int],
+    inputs: int,
+    parts: Sequence[tuple[Tensor, NDArray[np.int64]]],
 ) -> None:
-    """Write the pending inputs, whose last is `end` - 1, and clear the list. Several columns at
-    once and a few rows at a time: a column alone would touch all memory of x.
+    """Write encoded columns into tensors, a few rows at a time: they stay in the cache.
+
+    Args:
+        encoded: the columns: inputs, or int64 for the numbers of categories.
+        places: the first input of each column.
+        inputs: the number of inputs.
+        parts: pairs of a tensor (rows, inputs) and the rows that it gets, in ascending order.
     """
-    start = end - len(pending)
-    for x, rows in parts if pending else ():
-        for first in range(0, len(rows), _ROWS):
-            some = rows[first : first + _ROWS]
-            block = np.empty((len(some), len(pending)), np.float32)
-            for number, column in enumerate(pending):
-                block[:, number] = column[some]
-            # By numpy: torch's threads wait for each other on a busy machine.
-            x.numpy()[first : first + _ROWS, start:end] = block
-    pending.clear()
+    rows = len(encoded[0])
 
+    def write_blocks(thread: int) -> None:
+        block = np.empty((min(rows, _ROWS), inputs), np.float32)
+        for first in range(thread * _ROWS, rows, THREADS * _ROWS):
+            last = min(first + _ROWS, rows)
+            block[:] = 0
+            for values, place in zip(encoded, places, strict=True):
+                some = values[first:last]
+                if some.dtype == np.int64:
+                    known = (some >= 0).nonzero()[0]
+                    block[known, place + some[known]] = 1
+                else:
+                    block[: last - first, place] = some
+            for x, chosen in parts:
+                start, end = np.searchsorted(chosen, (first, last))
+                # By numpy: torch's threads wait for each other on a busy machine.
+                into = x.numpy()[start:end]
+                np.take(block, chosen[start:end] - first, axis=0, out=into, mode="clip")
 
-_ADAPTER = TypeAdapter(ColumnEncoding)
+    with ThreadPoolExecutor(THREADS) as threads:
+        list(threads.map(write_blocks, range(THREADS)))
 
 
 def _one_line(name: str, otherwise: str) -> str:

@@ -71,7 +71,7 @@ def dataset(
     **keys: object,
 ) -> Dataset:
     """Make a data set from arrays or tensors. Arrays that already have the right type are not
-    copied.
+    copied. Those of numpy may be memory-mapped, and then larger than memory.
 
     Args:
         x_train: The training inputs, one row per sample: an array, or a tuple or dictionary of
@@ -105,16 +105,19 @@ def dataset(
 def load(
     name_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None
 ) -> Dataset:
-    """Load a data set by its name, or from an `.npz` file.
+    """Load a data set by its name, from an `.npz` file, or from a folder of `.npy` files.
 
-    `load` looks for a name in `DATASETS`, then for NAME.npz in `root`, $FEDCLADE_DATA, ./data and
-    ~/.cache/fedclade, then for the files of the published data set NAME in the folder NAME of these
-    places. An .npz file holds x_train, y_train, x_test and y_test. Other pairs of arrays of whole
-    numbers or text, such as writer_train and writer_test, are keys. class_names and feature_names,
-    arrays of text, are optional.
+    `load` looks for a name in `DATASETS`, then for NAME.npz and for a folder NAME with x_train.npy
+    in `root`, $FEDCLADE_DATA, ./data and ~/.cache/fedclade, then for the files of the published
+    data set NAME in the folder NAME of these places. An .npz file holds x_train, y_train, x_test
+    and y_test. Other pairs of arrays of whole numbers or text, such as writer_train and
+    writer_test, are keys. class_names and feature_names, arrays of text, are optional.
+
+    A folder has the same arrays as .npy files, of which x_test and y_test are optional. They are
+    memory-mapped: only the samples that a run needs are read, so they may be larger than memory.
 
     Args:
-        name_or_path: The name of the data set, or the path of an .npz file.
+        name_or_path: The name of the data set, or the path of an .npz file or of a folder.
         root: The folder to search first; None for the others only.
     """
     # Not at the top: the readers of the catalog import this module.
@@ -127,6 +130,8 @@ def load(
     for path in candidates:
         if path.is_file():
             return _read(path)
+        if (folder := _array_folder(path)) is not None:
+            return _from_arrays_of(folder, map_arrays(folder))
     published = CATALOGUE.get(name)
     if published is None:
         raise InvalidInputError(_not_found(name, candidates, {*DATASETS, *CATALOGUE}), name)
@@ -149,7 +154,9 @@ def is_available(name: str, root: str | os.PathLike[str] | None = None) -> bool:
     # Not at the top: the readers of the catalog import this module.
     from fedclade.data.dataset_catalog import CATALOGUE
 
-    if name in DATASETS or any(path.is_file() for path in _candidates(name, root)):
+    if name in DATASETS or any(
+        path.is_file() or _array_folder(path) is not None for path in _candidates(name, root)
+    ):
         return True
     published = CATALOGUE.get(name)
     return published is not None and published.find_files(places(root)) is not None
@@ -348,7 +355,7 @@ def _not_found(name: str, candidates: Sequence[Path], known: Collection[str]) ->
         problem = safe_read.not_a_file(candidates[0]) or "there is no such file"
         return (
             f"data set '{name}': {problem}. Give the path of an .npz file with the arrays"
-            f" {', '.join(NEEDED)}."
+            f" {', '.join(NEEDED)}, or of a folder with them as .npy files."
         )
     searched = ", ".join(
         str(path) + (f" ({kind})" if (kind := safe_read.not_a_file(path)) else "")
@@ -368,6 +375,11 @@ def _read(path: Path) -> Dataset:
         arrays[part].dtype.kind == "U" for part in ("x_train", "x_test")
     ):
         return _language_model(path, arrays)
+    return _from_arrays_of(path, arrays)
+
+
+def _from_arrays_of(path: Path, arrays: Mapping[str, NDArray[np.generic]]) -> Dataset:
+    """The data set of the arrays of a file or folder."""
     keys = {
         name.removesuffix("_train"): (array, arrays.get(name.removesuffix("_train") + "_test"))
         for name, array in arrays.items()
@@ -378,7 +390,8 @@ def _read(path: Path) -> Dataset:
         and array.dtype.kind in "iuUS"
     }
     names = {name: _texts(path, name, arrays[name]) for name in NAMES if name in arrays}
-    return _build(path.stem, arrays, keys, f"{path}: ", **names)
+    name = path.name if path.is_dir() else path.stem
+    return _build(name, arrays, keys, f"{path}: ", **names)
 
 
 def _texts(path: Path, name: str, array: NDArray[np.generic]) -> list[str]:
@@ -484,6 +497,40 @@ def _array(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[np.generi
             raise ValueError(f"it has {size} bytes, its header requires {expected}")
         file.seek(0)
         return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+
+
+def _array_folder(path: Path) -> Path | None:
+    """The folder of .npy files of a candidate: the path itself, or NAME for NAME.npz."""
+    folder = path.with_suffix("") if path.suffix == ".npz" else path
+    return folder if (folder / "x_train.npy").is_file() else None
+
+
+def map_arrays(folder: Path) -> dict[str, NDArray[np.generic]]:
+    """The arrays of a folder of .npy files, memory-mapped: their values are not read. What is
+    written to them stays in memory.
+    """
+    arrays: dict[str, NDArray[np.generic]] = {}
+    for path in sorted(folder.glob("*.npy")):
+        name = path.stem
+        if not name.endswith(("_train", "_test")) and name not in NAMES:
+            continue
+        safe_read.size(path)  # not a pipe
+        try:
+            arrays[name] = np.lib.format.open_memmap(path, mode="c")
+        except (ValueError, OSError) as error:
+            reason = str(error).split("\n", 1)[0] or type(error).__name__
+            raise InvalidInputError(
+                f"{path}: not an .npy file of numbers or text, damaged or cut short ({reason})."
+                " Write it with np.save.",
+                str(path),
+            ) from error
+    for name, other in (("y_train", "x_train"), ("y_test", "x_test"), ("x_test", "y_test")):
+        if name not in arrays and other in arrays:
+            raise InvalidInputError(
+                f"{folder}: {name}.npy is missing, and there is {other}.npy. Add it.",
+                str(folder / f"{name}.npy"),
+            )
+    return arrays
 
 
 def _kind_of(value: object) -> str:

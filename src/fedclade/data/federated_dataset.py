@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,9 +14,9 @@ from torch import Tensor
 
 from fedclade.core.inputs import Inputs, samples_in, select, shape_of
 from fedclade.core.names import NO_NAMES, Names, client_number
+from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
-from fedclade.data.column_encoding import ColumnEncoding
-from fedclade.data.text_encoding import TextEncoding
+from fedclade.data.encoding import Encoding
 from fedclade.data.validation_split import validation_positions
 from fedclade.errors import InvalidInputError, is_number, require, require_int
 
@@ -84,11 +85,9 @@ class Clients:
     validation_origin: dict[str, Any] = field(
         default_factory=dict
     )  # the settings of `validation`, as [data] of an experiment file has them
-    columns: ColumnEncoding | None = None  # what was learnt about the columns of a table
-    # for clients of a table: the other settings of [data]; there is no [partition] then
-    table_origin: dict[str, Any] = field(default_factory=dict)
-
-    text: TextEncoding | None = None  # the vocabulary, for clients of texts
+    encoding: Encoding | None = None  # what was learnt from a table, texts or images
+    # for clients of `data.path`: the other settings of [data]; there is no [partition] then
+    data_origin: dict[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.train)
@@ -149,8 +148,8 @@ class Clients:
             names=self.names,
             validation_sizes=self.validation_sizes,
             validation_origin=self.validation_origin,
-            columns=self.columns,
-            table_origin=self.table_origin,
+            encoding=self.encoding,
+            data_origin=self.data_origin,
         )
 
     def with_validation(self, share: float, seed: int | None = None) -> Clients:
@@ -178,16 +177,7 @@ class Clients:
                 "data.validation: these clients have validation data already.", "data.validation"
             )
         split_seed = self.origin.get("seed", 0) if seed is None else seed
-        labels = self.y if self.classes is not None and self.y.ndim == 1 else None
-        train, validation = [], []
-        for client in range(len(self)):
-            rows = self.train[client]
-            classes = torch.zeros_like(rows) if labels is None else labels[rows]
-            positions = validation_positions(classes, float(share), int(split_seed))
-            is_validation = torch.zeros(len(rows), dtype=torch.bool)
-            is_validation[positions] = True
-            train.append(rows[~is_validation])
-            validation.append(rows[is_validation])
+        train, validation = self._split_training(float(share), int(split_seed))
         origin: dict[str, Any] = {"validation": float(share)}
         if seed is not None:
             origin["validation_seed"] = int(seed)
@@ -197,6 +187,50 @@ class Clients:
             validation=RaggedIndex.of(validation),
             validation_origin=origin,
         )
+
+    def with_probe(self, share: float, seed: int | None = None) -> Clients:
+        """The same clients with a share of each client's training inputs as probe data, which the
+        server has: for `FLISDC`, `FLISHC` and `PCAHC(basis="shared")`.
+
+        No client trains on probe data. Where targets are class labels, every class has about the
+        same share. A client with fewer than 1 / share training examples keeps all of them.
+
+        Args:
+            share: The share, above 0 and below 1.
+            seed: The seed of the split; None for the seed of the partition, or 0 if there is none.
+        """
+        require(
+            is_number(share) and 0 < share < 1,
+            "data.probe",
+            share,
+            "must be a share above 0 and below 1, such as 0.05",
+        )
+        if seed is not None:
+            require_int("data.seed", seed, 0)
+        require(self.probe is None, "data.probe", share, "these clients have probe data already")
+        split_seed = self.origin.get("seed", 0) if seed is None else seed
+        train, apart = self._split_training(float(share), fold_in(int(split_seed), "probe"))
+        rows = torch.cat(apart)
+        require(
+            len(rows) > 0,
+            "data.probe",
+            share,
+            f"no client has {math.ceil(1 / share)} training samples; give a larger share",
+        )
+        return replace(self, train=RaggedIndex.of(train), probe=select(self.x, rows))
+
+    def _split_training(self, share: float, seed: int) -> tuple[list[Tensor], list[Tensor]]:
+        """The training rows that each client keeps, and the share of them that is set apart."""
+        labels = self.y if self.classes is not None and self.y.ndim == 1 else None
+        kept, apart = [], []
+        for client in range(len(self)):
+            rows = self.train[client]
+            classes = torch.zeros_like(rows) if labels is None else labels[rows]
+            is_apart = torch.zeros(len(rows), dtype=torch.bool)
+            is_apart[validation_positions(classes, share, seed)] = True
+            kept.append(rows[~is_apart])
+            apart.append(rows[is_apart])
+        return kept, apart
 
     def _trial_rows(self) -> Tensor:
         """The first row, and the first one with another target, so that a loss that mixes examples

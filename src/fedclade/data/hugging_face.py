@@ -117,7 +117,7 @@ def from_hf(
 def _tables(data: Any, client: str | None) -> list[_Table]:
     """The parts of the data: one, the splits train and test, or the partitions."""
     if isinstance(data, str | os.PathLike):
-        data = _from_disk(Path(data))
+        data = load_saved(Path(data).expanduser())
     if hasattr(data, "load_partition"):
         require(client is None, "client", client, "must be None: a partition is a client")
         return _partitions(data)
@@ -148,10 +148,15 @@ def _splits(data: Any, client: str | None) -> list[_Table]:
 
 def _partitions(data: Any) -> list[_Table]:
     """The partitions of a `FederatedDataset`, or of a partitioner of Flower Datasets."""
+    known = getattr(data, "partitioners", None)
+    if isinstance(known, Mapping) and len(known) > 1:
+        raise InvalidInputError(
+            f"data: it has partitioners of the splits {', '.join(map(str, known))}. Give one of one"
+            " split; `test` sets a share of each partition aside.",
+            "data",
+        )
     first = data.load_partition(0)  # a FederatedDataset has its partitioner ready only then
-    partitioner = data
-    if isinstance(known := getattr(data, "partitioners", None), Mapping) and known:
-        partitioner = next(iter(known.values()))
+    partitioner = next(iter(known.values())) if isinstance(known, Mapping) and known else data
     number = getattr(partitioner, "num_partitions", None)
     if not isinstance(number, int) or number < 1:
         raise InvalidInputError(
@@ -188,7 +193,17 @@ def _checked(data: Any, where: str) -> Any:
     return data
 
 
-def _from_disk(path: Path) -> Any:
+def is_saved(folder: Path) -> bool:
+    """Whether `save_to_disk` wrote this folder."""
+    return any((folder / name).is_file() for name in ("dataset_info.json", "dataset_dict.json"))
+
+
+def load_saved(path: Path) -> Any:
+    """The data set in a folder that `save_to_disk` wrote.
+
+    Args:
+        path: the folder.
+    """
     if not path.is_dir():
         raise InvalidInputError(
             f"data = '{path}': there is no such folder. Give a folder that save_to_disk wrote;"

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.core.names import Names, checked_client_names, checked_names
 from fedclade.data.client_rows import Rows, check_test_share, clients_of_rows, is_test_row
 from fedclade.data.federated_dataset import Clients
+from fedclade.data.image_encoding import (
+    ENDINGS,
+    Color,
+    ImageEncoding,
+    image_size,
+    require_pillow,
+)
 from fedclade.errors import InvalidInputError, is_int, require
 from fedclade.io import safe_read
 
 Layout: TypeAlias = Literal["site/class", "site/split/class"]
-Color: TypeAlias = Literal["rgb", "gray"]
-
-MOST_BYTES = 1 << 28  # of an image file
-MOST_PIXELS = 50_000_000  # of an image, before it is resized
-_MOST_NAMED = 5  # broken files in a message
-# Pillow reads other formats too; some of them start programs, as EPS does.
-_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
-_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 _SPLITS = ("train", "test")
 
 
@@ -79,55 +76,31 @@ def from_images(
         "must be (height, width), two whole numbers of at least 1, or None",
     )
     check_test_share(test, seed)
-    _pillow()  # before the folders are searched
+    require_pillow()  # before the folders are searched
     sites, classes, files = _find(root, layout)
     site, label = (torch.tensor([file[place] for file in files]) for place in (1, 3))
     if layout == "site/class":
         is_test = is_test_row(site, label, test, seed)
     else:
         is_test = torch.tensor([file.split == "test" for file in files])
-    height, width = size or _size(files[0].path)
-    channels = 3 if color == "rgb" else 1
-    safe_read.fit(root, len(files) * channels * height * width, "of images")
+    height, width = size or image_size(files[0].path)
+    encoding = ImageEncoding(height, width, color, resize=size is not None)
+    safe_read.fit(root, len(files) * np.prod(encoding.shape, dtype=int), "of images")
     parts = {
-        held_out: torch.empty(
-            int((is_test == held_out).sum()), channels, height, width, dtype=torch.uint8
-        )
+        held_out: torch.empty(int((is_test == held_out).sum()), *encoding.shape, dtype=torch.uint8)
         for held_out in (False, True)
     }
     # The place of each image in its part.
     places = torch.where(is_test, is_test.cumsum(0), (~is_test).cumsum(0)) - 1
     targets = [parts[held_out][place] for held_out, place in _pairs(is_test, places)]
-
-    def read(file: _File, target: Tensor) -> str:
-        try:
-            target.copy_(torch.from_numpy(_pixels(file.path, (height, width), size, color)))
-        except InvalidInputError as error:
-            return str(error)
-        return ""
-
-    problems = []
-    # Pillow decodes without the interpreter's lock.
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as threads:
-        for done, problem in enumerate(threads.map(read, files, targets), start=1):
-            problems += [(files[done - 1].path, problem)] if problem else []
-            if progress is not None:
-                progress(done, len(files))
-    if problems:
-        named = " ".join(problem for _, problem in problems[:_MOST_NAMED])
-        more = len(problems) - _MOST_NAMED
-        rest = f" And {more} more." if more > 0 else ""
-        raise InvalidInputError(
-            f"{len(problems)} of {len(files)} images cannot be used: {named}{rest} Repair or remove"
-            " them.",
-            str(problems[0][0]),
-        )
+    encoding.read_into([file.path for file in files], targets, progress)
     train, held = (
         Rows(parts[held_out], label[is_test == held_out], site[is_test == held_out])
         for held_out in (False, True)
     )
     names = Names(clients=sites, classes=classes)
-    return clients_of_rows(train, held, names, len(classes), root.resolve().name or "images")
+    clients = clients_of_rows(train, held, names, len(classes), root.resolve().name or "images")
+    return replace(clients, encoding=encoding)
 
 
 def _pairs(is_test: Tensor, places: Tensor) -> Iterable[tuple[bool, int]]:
@@ -194,77 +167,25 @@ def _folders(folder: Path, what: str) -> list[Path]:
     return entries
 
 
+def image_files(path: Path) -> list[Path]:
+    """The images of a folder and of its folders, by name; or the one image that `path` is."""
+    if not path.is_dir():
+        safe_read.size(path)  # an error if it is not there
+        return [path]
+    files = []
+    for entry in _entries(path):
+        files += image_files(entry) if entry.is_dir() or _is_image(entry) else []
+    if not files:
+        raise InvalidInputError(f"{path}: there are no images in it.", str(path))
+    return files
+
+
 def _is_image(path: Path) -> bool:
-    if path.is_dir() or path.suffix.lower() not in _ENDINGS:
+    if path.is_dir() or path.suffix.lower() not in ENDINGS:
         kind = "a folder" if path.is_dir() else "no image"
         raise InvalidInputError(
-            f"{path}: {kind}, but a folder of a class must have images only"
-            f" ({', '.join(_ENDINGS)}). Remove it, or give another layout.",
+            f"{path}: {kind}, but a folder of images must have images only"
+            f" ({', '.join(ENDINGS)}). Remove it, or give another layout.",
             str(path),
         )
     return True
-
-
-def _pillow() -> Any:
-    try:
-        return import_module("PIL.Image")
-    except ImportError as error:
-        raise InvalidInputError(
-            f"Pillow: it is not installed ({error}); pip install 'fedclade[images]'.", "Pillow"
-        ) from error
-
-
-def _size(path: Path) -> tuple[int, int]:
-    """The height and width of an image, as it is shown."""
-    height, width = _decoded(path, "gray").shape[-2:]
-    return height, width
-
-
-def _pixels(
-    path: Path, shape: tuple[int, int], size: tuple[int, int] | None, color: Color
-) -> NDArray[np.uint8]:
-    """The pixels (channels, height, width) of an image in `shape`."""
-    pixels = _decoded(path, color, size)
-    if pixels.shape[-2:] != shape:
-        height, width = pixels.shape[-2:]
-        raise InvalidInputError(
-            f"{path}: it has {height} × {width} pixels, the first image {shape[0]} × {shape[1]}:"
-            " give size=(height, width) to resize all images.",
-            str(path),
-        )
-    return pixels
-
-
-def _decoded(path: Path, color: Color, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
-    image_module = _pillow()
-    safe_read.allow(path, safe_read.size(path), MOST_BYTES)
-    try:
-        # The header alone is read here.
-        with image_module.open(path, formats=_FORMATS) as image:
-            width, height = image.size
-            if width * height > MOST_PIXELS:
-                raise InvalidInputError(
-                    f"{path}: it has {width * height:,} pixels, above the limit of"
-                    f" {MOST_PIXELS:,}.",
-                    str(path),
-                )
-            shown = import_module("PIL.ImageOps").exif_transpose(image)
-    except InvalidInputError:
-        raise
-    # Pillow raises many kinds of error for a damaged file.
-    except Exception as error:
-        reason = "" if type(error).__name__ == "UnidentifiedImageError" else f" ({error})"
-        raise InvalidInputError(
-            f"{path}: it cannot be read as an image{reason}.", str(path)
-        ) from error
-    if shown.mode.startswith("I;16"):  # Pillow would cut values above 255
-        shown = image_module.fromarray((np.asarray(shown) >> 8).astype(np.uint8))
-    elif shown.mode in ("I", "F"):
-        raise InvalidInputError(
-            f"{path}: its pixels are numbers of 32 bits. Convert it to 8 or 16 bits.", str(path)
-        )
-    shown = shown.convert("RGB" if color == "rgb" else "L")
-    if size is not None:
-        shown = shown.resize((size[1], size[0]), image_module.Resampling.BILINEAR)
-    pixels = np.array(shown, dtype=np.uint8)
-    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1).copy()

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import codecs
 import csv
+import ctypes
 import io
+import mmap
 import os
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,6 +30,7 @@ NULLS = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "?", "#N/A")
 """What a missing value is in a CSV file. "None" is a category."""
 _BLOCK = 1 << 20  # bytes that are parsed at once: no row may be longer
 _HEADER = 1 << 20
+_DISTINCT = 1_000  # of a block: a column with more different texts is plain text
 _DELIMITERS = ",;\t|"
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 
@@ -64,27 +68,54 @@ def read_csv(
     names = _checked_header([name.strip() for name in header], str(file))
     _require_columns(names, drop, "data.drop")
     raw = dict(zip(names, header, strict=True))
+    coded = pa.dictionary(pa.int32(), pa.string())  # texts repeat, and their numbers are small
+    types = {raw[name]: coded for name in text if name in raw}
+    included = [raw[name] for name in names if name not in drop]
     try:
-        table = pa.csv.read_csv(
-            pa.OSFile(str(file)),
-            read_options=pa.csv.ReadOptions(block_size=_BLOCK),
-            # Without quotes no value has a line end, and pyarrow parses twice as fast.
-            parse_options=pa.csv.ParseOptions(
-                delimiter=delimiter, newlines_in_values=_has_quotes(file)
-            ),
-            convert_options=pa.csv.ConvertOptions(
-                column_types={raw[name]: pa.string() for name in text if name in raw},
-                include_columns=[raw[name] for name in names if name not in drop],
-                null_values=list(NULLS),
-                strings_can_be_null=True,
-            ),
-        )
+        table = _parse(file, delimiter, included, types)
     except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as error:
         raise _malformed(file, delimiter, len(header), error) from error
     table = table.rename_columns([name for name in names if name not in drop])
     _require_rows(table, str(file))
     # Messages name the line of a row.
     return table.replace_schema_metadata({"path": str(file), "delimiter": delimiter})
+
+
+def _parse(file: Path, delimiter: str, included: Sequence[str], types: dict[str, Any]) -> pa.Table:
+    """Read these columns of a CSV file. Columns without a type get that of their values.
+
+    pyarrow keeps the text of all columns without a type until the end, which takes most of the
+    memory. So the types of the first block are tried for the whole file first.
+    """
+    import pyarrow as pa
+    import pyarrow.csv
+
+    read = pa.csv.ReadOptions(block_size=_BLOCK)
+    # Without quotes no value has a line end, and pyarrow parses twice as fast.
+    parse = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=_has_quotes(file))
+    # pyarrow's default waits for huge pages, which takes half as long as the parsing.
+    memory = pa.system_memory_pool()
+
+    def convert(known: dict[str, Any]) -> Any:
+        return pa.csv.ConvertOptions(
+            column_types=known,
+            include_columns=included,
+            null_values=list(NULLS),
+            strings_can_be_null=True,
+            auto_dict_encode=True,
+            auto_dict_max_cardinality=_DISTINCT,
+        )
+
+    try:
+        with pa.OSFile(str(file)) as source:
+            schema = pa.csv.open_csv(source, read, parse, convert(types)).schema
+        known = {
+            field.name: pa.float64() if pa.types.is_null(field.type) else field.type
+            for field in schema
+        }
+        return pa.csv.read_csv(pa.OSFile(str(file)), read, parse, convert(known | types), memory)
+    except pa.ArrowInvalid:  # a later block has values of another type, or the file is malformed
+        return pa.csv.read_csv(pa.OSFile(str(file)), read, parse, convert(types), memory)
 
 
 def read_parquet(path: str | os.PathLike[str], drop: Collection[str] = ()) -> pa.Table:
@@ -149,6 +180,15 @@ def number_of_rows(table: pa.Table) -> int:
     return int(table.num_rows)
 
 
+def release_memory() -> None:
+    """Give the memory of tables that are gone back to the system: glibc keeps that of small blocks,
+    and pyarrow does not ask for it.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:  # the C library is glibc
+        trim(0)
+
+
 def location(table: pa.Table, row: int) -> str:
     """The place of a row in the file, such as "line 17"; "row 16" where there are no lines."""
     metadata = table.schema.metadata or {}
@@ -166,6 +206,10 @@ def kind_of(table: pa.Table, name: str) -> Literal["number", "category"]:
     """
     import pyarrow.compute as pc
 
+    if _is_coded(table.column(name)):
+        texts = _distinct(table, name)[1]
+        if not any(_are_numbers(texts)) and _decimal_comma(table, texts) is None:
+            return "category"
     column = _plain(table, name)
     if not _is_text(column):
         return "number"
@@ -185,27 +229,134 @@ def kind_of(table: pa.Table, name: str) -> Literal["number", "category"]:
     return "category"
 
 
-def as_numbers(table: pa.Table, name: str) -> NDArray[np.float64]:
-    """A column as float64, NaN where a value is missing."""
+def as_numbers(
+    table: pa.Table, name: str, out: NDArray[np.float64] | None = None
+) -> NDArray[np.float64]:
+    """A column as float64, NaN where a value is missing.
+
+    Args:
+        table: the table.
+        name: the name of the column.
+        out: (rows,) where the numbers are written; None for a new array.
+    """
+    numbers = np.empty(table.num_rows) if out is None else out
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    if _is_coded(table.column(name)):
+        codes, texts = _distinct(table, name)
+        parsed = _parsed(table, texts)
+        if parsed is not None:
+            distinct = np.full(len(texts) + 1, np.nan)  # -1, a missing value, is the last
+            _copy_into(distinct, parsed, np.nan)
+            np.take(distinct, codes, out=numbers, mode="wrap")
+            return _finite(table, name, numbers)
+        wrong = np.array([not number for number in _are_numbers(texts)] + [False])[codes]
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise _no_number(table, name, row, texts[codes[row]].as_py())
     column = _plain(table, name)
     if _is_text(column):
         text = as_text(table, name)
-        try:
-            column = text.cast(pa.float64())
-        except pa.ArrowInvalid:
-            replaced = _decimal_comma(table, text)
-            if replaced is None:
-                row = pc.index(pc.match_substring_regex(text, _NUMBER), False).as_py()
-                raise InvalidInputError(
-                    f"column '{name}', {location(table, row)}: {_shown(text[row].as_py())} is not a"
-                    " number.",
-                    name,
-                ) from None
-            column = replaced
-    numbers = np.array(column.cast(pa.float64(), safe=False).to_numpy(), np.float64)
+        parsed = _parsed(table, text)
+        if parsed is None:
+            row = pc.index(pc.match_substring_regex(text, _NUMBER), False).as_py()
+            raise _no_number(table, name, row, text[row].as_py())
+        column = parsed
+    _copy_into(numbers, column.cast(pa.float64(), safe=False), np.nan)
+    return _finite(table, name, numbers)
+
+
+def is_text(table: pa.Table, name: str) -> bool:
+    """Whether a column holds text, also if that is the text of numbers."""
+    column = table.column(name)
+    return _is_coded(column) or _is_text(column)
+
+
+def as_codes(table: pa.Table, name: str) -> tuple[NDArray[np.int64], list[str]]:
+    """The number of each row's text, -1 where it is missing, and the different texts. They are
+    those of `as_text`.
+    """
+    codes, texts = _distinct(table, name)
+    used = np.bincount(codes + 1, minlength=len(texts) + 1)[1:] > 0
+    numbers: dict[str, int] = {}
+    lookup = [
+        numbers.setdefault(text, len(numbers)) if text and is_used else -1
+        for text, is_used in zip(texts.to_pylist(), used.tolist(), strict=True)
+    ]
+    return np.array([*lookup, -1])[codes], list(numbers)
+
+
+def _distinct(table: pa.Table, name: str) -> tuple[NDArray[np.int64], pa.ChunkedArray]:
+    """For each row a place in the second array, -1 where a value is missing. It has the column's
+    texts without spaces at the ends, of which some may be equal, empty, or in no row.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = table.column(name)
+    column = (
+        column.unify_dictionaries()
+        if _is_coded(column)
+        else as_text(table, name).dictionary_encode()
+    )
+    array = column.combine_chunks()
+    texts = pc.utf8_trim_whitespace(array.dictionary.cast(pa.string()))
+    indices = pa.chunked_array([array.indices.cast(pa.int64())])
+    codes = np.empty(len(array), np.int64)
+    _copy_into(codes, indices, -1)
+    return codes, pa.chunked_array([texts])
+
+
+def _are_numbers(texts: pa.ChunkedArray) -> list[bool]:
+    import pyarrow.compute as pc
+
+    numeric: list[bool] = pc.match_substring_regex(texts, _NUMBER).to_pylist()
+    return numeric
+
+
+def _no_number(table: pa.Table, name: str, row: int, text: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"column '{name}', {location(table, row)}: {_shown(text)} is not a number.", name
+    )
+
+
+def _is_coded(column: pa.ChunkedArray) -> bool:
+    """Whether a column has the numbers of distinct texts."""
+    import pyarrow as pa
+
+    return pa.types.is_dictionary(column.type) and _is_text_type(column.type.value_type)
+
+
+def _parsed(table: pa.Table, text: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """Text as numbers; None if one is no number."""
+    import pyarrow as pa
+
+    try:
+        return text.cast(pa.float64())
+    except pa.ArrowInvalid:
+        return _decimal_comma(table, text)
+
+
+def _copy_into(into: NDArray[Any], column: pa.ChunkedArray, missing: float) -> None:
+    """Copy a column of the same type, with `missing` where a value is missing. pyarrow's `to_numpy`
+    would import pandas, which takes longer than all columns.
+    """
+    end = 0
+    for chunk in column.chunks:
+        start, end, offset = end, end + len(chunk), chunk.offset
+        if start == end:
+            continue
+        validity, data = chunk.buffers()
+        into[start:end] = np.frombuffer(data, into.dtype, offset + len(chunk))[offset:]
+        if chunk.null_count:
+            bits = np.unpackbits(
+                np.frombuffer(validity, np.uint8), count=offset + len(chunk), bitorder="little"
+            )
+            into[start:end][bits[offset:] == 0] = missing
+
+
+def _finite(table: pa.Table, name: str, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
     if np.isinf(numbers).any():
         row = int(np.isinf(numbers).argmax())
         raise InvalidInputError(
@@ -266,9 +417,12 @@ def _plain(table: pa.Table, name: str, dates: bool = False) -> pa.ChunkedArray:
 
 
 def _is_text(column: pa.ChunkedArray) -> bool:
+    return _is_text_type(column.type)
+
+
+def _is_text_type(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
-    kind = column.type
     return bool(
         pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     )
@@ -346,8 +500,11 @@ def _header(path: Path) -> tuple[str, list[str]]:
 
 
 def _has_quotes(path: Path) -> bool:
-    with path.open("rb") as file:
-        return any(b'"' in chunk for chunk in iter(lambda: file.read(_HEADER), b""))
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
+        return content.find(b'"') >= 0
 
 
 def _rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:

@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedclade.data.column_encoding import Task
+from fedclade.data.column_encoding import ColumnEncoding, Task
 from fedclade.data.federated_dataset import Clients
-from fedclade.data.table_columns import as_numbers, as_text, kind_of, number_of_rows, require_column
+from fedclade.data.table_columns import (
+    as_codes,
+    as_numbers,
+    is_text,
+    kind_of,
+    number_of_rows,
+    require_column,
+)
 from fedclade.data.tables import (
     MAX_CATEGORIES,
     TRAIN_OR_TEST,
@@ -51,8 +58,8 @@ class Inspection:
         """The size of the table and the kind of its target, in one line."""
         classes = self.clients.classes
         kind = "numbers" if classes is None else f"{classes} classes"
-        columns = self.clients.columns
-        inputs = 0 if columns is None else len(columns.columns)
+        encoding = self.clients.encoding
+        inputs = len(encoding.columns) if isinstance(encoding, ColumnEncoding) else 0
         return (
             f"{self.rows:,} rows of {len(self.clients):,} clients, {inputs} input columns, target"
             f" '{self.settings.target}' with {kind}."
@@ -88,25 +95,23 @@ def inspect_table(path: str, client: str, target: str) -> Inspection:
 
 
 def _says_part(table: pa.Table, name: str) -> bool:
-    import pyarrow as pa
-
-    column = table.column(name)
-    if not pa.types.is_string(column.type) or column.null_count:
+    if not is_text(table, name):
         return False
-    values = {str(value).lower() for value in as_text(table, name).unique().to_pylist()}
-    return values <= set(TRAIN_OR_TEST) and "test" in values and len(values) > 1
+    codes, texts = as_codes(table, name)
+    values = {text.lower() for text in texts}
+    says_part = values <= set(TRAIN_OR_TEST) and "test" in values and len(values) > 1
+    return says_part and bool((codes >= 0).all())
 
 
 def _why_no_input(table: pa.Table, name: str) -> str:
     """Why a column is no input; "" if it can be one."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     column = table.column(name)
     if pa.types.is_temporal(column.type):
         return "dates or times"
     if kind_of(table, name) == "category":
-        count = pc.count_distinct(as_text(table, name)).as_py()
+        count = len(as_codes(table, name)[1])
         return f"{count:,} different texts" if count > MAX_CATEGORIES else ""
     if pa.types.is_integer(column.type) and len(column) >= _MIN_IDS:
         numbers = as_numbers(table, name)

@@ -6,9 +6,10 @@ import logging
 import os
 import warnings
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -19,9 +20,11 @@ from fedclade.core.names import Names, checked_client_names, checked_names
 from fedclade.core.rng import fold_in
 from fedclade.data.bundled_tables import BUNDLED_TABLES
 from fedclade.data.column_encoding import (
+    THREADS,
     CategoryColumn,
     ClientScale,
     ColumnEncoding,
+    EncodedNumbers,
     Missing,
     NumberColumn,
     Standardize,
@@ -29,14 +32,15 @@ from fedclade.data.column_encoding import (
 )
 from fedclade.data.federated_dataset import Clients, RaggedIndex
 from fedclade.data.table_columns import (
+    as_codes,
     as_numbers,
-    as_text,
     kind_of,
     location,
     number_of_rows,
     read_csv,
     read_frame,
     read_parquet,
+    release_memory,
     require_column,
 )
 from fedclade.data.validation_split import validation_positions
@@ -179,7 +183,7 @@ def from_csv(
     """Make clients from a CSV file with a header: a row is a sample.
 
     What is learnt about columns comes from training rows only, as sums over clients, and is saved
-    with a run as columns.json. Rows without client or target are left out; a warning counts them.
+    with a run in encoding.json. Rows without client or target are left out; a warning counts them.
 
     Args:
         path: The file, in UTF-8; comma, semicolon, tab or | separate its columns.
@@ -287,10 +291,9 @@ def read_table(path: str, settings: TableSettings) -> Clients:
         path: the path of a file, or the name of a table.
         settings: how the table becomes clients.
     """
-    table = open_table(path, settings)
     # An absolute path: experiment.toml then runs from any folder.
     source = path if path in BUNDLED_TABLES else str(Path(path).expanduser().resolve())
-    return clients_from_table(table, settings, source)
+    return clients_from_table(open_table(path, settings), settings, source)
 
 
 def open_table(path: str, settings: TableSettings) -> pa.Table:
@@ -345,7 +348,7 @@ def clients_from_table(table: pa.Table, settings: TableSettings, source: str) ->
     roles = (settings.client, settings.target, settings.test)
     inputs = [name for name in columns if name not in roles]
     notes = _Notes(source, number_of_rows(table))
-    client_ids, client_names = _coded(as_text(table, settings.client))
+    client_ids, client_names = _coded(table, settings.client)
     targets = _Targets.find(table, settings)
     left_out = notes.leave_out(client_ids < 0, f"no value in '{settings.client}'")
     left_out |= notes.leave_out(targets.is_missing & ~left_out, f"no value in '{settings.target}'")
@@ -376,8 +379,14 @@ def clients_from_table(table: pa.Table, settings: TableSettings, source: str) ->
     client_names = checked_client_names(client_names, "data.client")
     train = part == TRAIN
     inputs = _without_empty(table, inputs, kinds, train, notes)
-    encoding = _learn(table, settings, inputs, kinds, client_ids, client_names, train, targets)
-    clients = _build(table, settings, encoding, targets, client_ids, client_names, part, source)
+    encoding, numbers = _learn(
+        table, settings, inputs, kinds, client_ids, client_names, train, targets
+    )
+    table = table.drop_columns(list(numbers))
+    release_memory()  # the inputs need it now
+    clients = _build(
+        table, settings, encoding, targets, client_ids, client_names, part, source, numbers
+    )
     without_test = int((clients.test_sizes == 0).sum())
     if without_test and settings.test:
         notes.others.append(f"{without_test} clients have too few rows for a test part")
@@ -427,7 +436,7 @@ class _Targets:
         task, name = settings.task or _task(table, settings.target), settings.target
         if task == "regression":
             return _Targets(as_numbers(table, name), None)
-        codes, names = _coded(as_text(table, name))
+        codes, names = _coded(table, name)
         require(
             1 < len(names) <= MAX_CLASSES,
             "data.target",
@@ -459,14 +468,12 @@ def _task(table: pa.Table, name: str) -> Task:
     return "classification" if few and bool((present % 1 == 0).all()) else "regression"
 
 
-def _coded(text: pa.ChunkedArray) -> tuple[Ints, tuple[str, ...]]:
-    """The number of each text and the texts in order; -1 where there is none."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    names = _ordered(pc.unique(text).drop_null().to_pylist())
-    codes = pc.index_in(text, value_set=pa.array(names, pa.string()), skip_nulls=True)
-    return codes.fill_null(-1).to_numpy().astype(np.int64), tuple(names)
+def _coded(table: pa.Table, column: str) -> tuple[Ints, tuple[str, ...]]:
+    """The number of each row's text and the texts in order; -1 where there is none."""
+    codes, texts = as_codes(table, column)
+    names = _ordered(texts)
+    number = {name: number for number, name in enumerate(names)}
+    return np.array([*(number[text] for text in texts), -1])[codes], tuple(names)
 
 
 def _ordered(names: Sequence[str]) -> list[str]:
@@ -485,8 +492,7 @@ def _listed(names: Sequence[str]) -> str:
 def _is_missing(table: pa.Table, name: str, kind: str) -> Bools:
     if kind == "number":
         return np.isnan(as_numbers(table, name))
-    missing: Bools = as_text(table, name).is_null().to_numpy()
-    return missing
+    return as_codes(table, name)[0] < 0
 
 
 def _without_empty(
@@ -542,7 +548,7 @@ def _parts(
 def _named_parts(table: pa.Table, settings: TableSettings, left_out: Bools) -> NDArray[np.int8]:
     """The part that a column says."""
     assert isinstance(settings.test, str)
-    codes, names = _coded(as_text(table, settings.test))
+    codes, names = _coded(table, settings.test)
     parts = np.array([TRAIN_OR_TEST.get(name.lower(), -1) for name in names] + [-1], np.int8)
     part = parts[codes]  # -1, a missing value, is the last
     wrong = (part < 0) & ~left_out
@@ -566,9 +572,10 @@ def _named_parts(table: pa.Table, settings: TableSettings, left_out: Bools) -> N
 def _rows_by_client(client_ids: Ints, chosen: Bools) -> list[Ints]:
     """The chosen rows of each client, in the order of the table."""
     rows = chosen.nonzero()[0]
-    ids = client_ids[rows]
-    order = np.argsort(ids, kind="stable")
-    sizes = np.bincount(ids, minlength=int(client_ids.max()) + 1)
+    ids, clients = client_ids[rows], int(client_ids.max()) + 1
+    small = np.uint16 if clients <= 1 << 16 else np.int64  # numpy sorts 16 bits ten times as fast
+    order = np.argsort(ids.astype(small), kind="stable")
+    sizes = np.bincount(ids, minlength=clients)
     return np.split(rows[order], np.cumsum(sizes)[:-1])
 
 
@@ -590,46 +597,78 @@ def _learn(
     client_names: Sequence[str],
     train: Bools,
     targets: _Targets,
-) -> ColumnEncoding:
-    """What the training rows say about the columns. Clients contribute sums only: counts, sums,
-    sums of squared distances from the mean, and the counts of categories.
+) -> tuple[ColumnEncoding, dict[str, EncodedNumbers]]:
+    """What the training rows say about the columns, and the encoded columns of numbers. Clients
+    contribute sums only: counts, sums, sums of squared distances from the mean, and the counts of
+    categories.
     """
-    ids, clients = client_ids[train], len(client_names)
-    columns: list[NumberColumn | CategoryColumn] = []
-    means, scales = [], []
-    for name in inputs:
-        if kinds[name] == "number":
-            sums = _Sums.of(as_numbers(table, name)[train], ids, clients)
-            flag = settings.missing == "mean" and int(sums.counts.sum()) < len(ids)
-            columns.append(NumberColumn(name, sums.mean, sums.scale, flag))
-            client_means, client_scales = sums.by_client()
-            means.append(client_means)
-            scales.append(client_scales)
-        else:
-            columns.append(_category_column(table, name, train, settings))
-    target = _Sums.of(targets.values[train].astype(np.float64), ids, clients)
-    has_scale = targets.classes is None and settings.standardize != "none"
+    by_client_rows = _rows_by_client(client_ids, train)
+    rows = np.concatenate(by_client_rows)
+    starts = np.cumsum([0, *map(len, by_client_rows[:-1])])
+
+    def learn(
+        name: str, numbers: NDArray[np.float64], sorted_numbers: NDArray[np.float64]
+    ) -> _LearntNumbers:
+        as_numbers(table, name, numbers)
+        np.take(numbers, rows, out=sorted_numbers, mode="clip")
+        sums = _Sums.of(sorted_numbers, starts)
+        flag = settings.missing == "mean" and int(sums.counts.sum()) < len(rows)
+        column = NumberColumn(name, sums.mean, sums.scale, flag)
+        means, scales = np.array([sums.mean]), np.array([sums.scale])
+        if settings.standardize == "client":
+            own_means, own_scales = sums.by_client()
+            means, scales = np.append(own_means, means), np.append(own_scales, scales)
+        encoded = column.encode(numbers, settings.standardize, (means, scales), client_ids)
+        return _LearntNumbers(column, means, scales, encoded)
+
+    def learn_some(names: Sequence[str]) -> list[_LearntNumbers]:
+        # Memory that the columns use in turn: new memory takes longer than the work on it.
+        numbers, sorted_numbers = np.empty(len(train)), np.empty(len(rows))
+        return [learn(name, numbers, sorted_numbers) for name in names]
+
+    names = [name for name in inputs if kinds[name] == "number"]
+    with ThreadPoolExecutor(THREADS) as threads:
+        some = threads.map(learn_some, (names[first::THREADS] for first in range(THREADS)))
+    learnt = {one.column.name: one for learnt_some in some for one in learnt_some}
+    columns = tuple(
+        learnt[name].column if name in learnt else _category_column(table, name, train, settings)
+        for name in inputs
+    )
+    target_mean, target_scale = 0.0, 1.0
+    if targets.classes is None and settings.standardize != "none":
+        target = _Sums.of(targets.values[rows], starts)
+        target_mean, target_scale = target.mean, target.scale
     by_client = None
     if settings.standardize == "client":
         by_client = {
             name: ClientScale(
-                tuple(float(column[number]) for column in means),
-                tuple(float(column[number]) for column in scales),
+                tuple(float(learnt[column].means[number]) for column in names),
+                tuple(float(learnt[column].scales[number]) for column in names),
             )
             for number, name in enumerate(client_names)
         }
-    return ColumnEncoding(
+    encoding = ColumnEncoding(
         settings.client,
         settings.target,
         "regression" if targets.classes is None else "classification",
-        tuple(columns),
+        columns,
         targets.classes,
-        target.mean if has_scale else 0.0,
-        target.scale if has_scale else 1.0,
+        target_mean,
+        target_scale,
         settings.missing,
         settings.standardize,
         by_client,
     )
+    return encoding, {name: column.encoded for name, column in learnt.items()}
+
+
+class _LearntNumbers(NamedTuple):
+    """A column of numbers: its mean and scale for all clients, or for each client and for all."""
+
+    column: NumberColumn
+    means: NDArray[np.float64]
+    scales: NDArray[np.float64]
+    encoded: EncodedNumbers
 
 
 @dataclass(frozen=True)
@@ -641,15 +680,25 @@ class _Sums:
     squares: NDArray[np.float64]  # of distances from the mean of all clients
 
     @staticmethod
-    def of(values: NDArray[np.float64], client_ids: Ints, clients: int) -> _Sums:
-        present = ~np.isnan(values)
-        ids, values = client_ids[present], values[present]
-        counts = np.bincount(ids, minlength=clients).astype(np.float64)
-        totals = np.bincount(ids, values, clients).astype(np.float64)
+    def of(values: NDArray[np.float64], starts: Ints) -> _Sums:
+        """The sums of values that are sorted by client; they are overwritten.
+
+        Args:
+            values: the values of all training rows, NaN where one is missing.
+            starts: the place of the first value of each client.
+        """
+        missing = np.isnan(values).nonzero()[0]
+        ends = np.append(starts[1:], len(values))
+        missing_by_client = np.searchsorted(missing, ends) - np.searchsorted(missing, starts)
+        counts = (ends - starts - missing_by_client).astype(np.float64)
+        values[missing] = 0
+        totals = np.add.reduceat(values, starts)
         mean = totals.sum() / max(1.0, counts.sum())
         # A second exchange of sums: squares of large numbers would lose their last digits.
-        squares = np.bincount(ids, (values - mean) ** 2, clients).astype(np.float64)
-        return _Sums(counts, totals, squares)
+        values -= mean
+        values *= values
+        values[missing] = 0
+        return _Sums(counts, totals, np.add.reduceat(values, starts))
 
     @property
     def mean(self) -> float:
@@ -675,11 +724,9 @@ class _Sums:
 def _category_column(
     table: pa.Table, name: str, train: Bools, settings: TableSettings
 ) -> CategoryColumn:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    text = as_text(table, name).filter(pa.array(train))
-    names = _ordered(pc.unique(text).drop_null().to_pylist())
+    codes, texts = as_codes(table, name)
+    counts = np.bincount(codes[train] + 1, minlength=len(texts) + 1)
+    names = _ordered([text for text, count in zip(texts, counts[1:], strict=True) if count])
     listed = name in settings.categorical
     most = MAX_LISTED_CATEGORIES if listed else MAX_CATEGORIES
     if len(names) > most:
@@ -689,7 +736,7 @@ def _category_column(
             f" holds ids or free text, {advice}.",
             name,
         )
-    return CategoryColumn(name, tuple(names), settings.missing == "mean" and text.null_count > 0)
+    return CategoryColumn(name, tuple(names), settings.missing == "mean" and bool(counts[0]))
 
 
 def _build(
@@ -701,12 +748,13 @@ def _build(
     client_names: tuple[str, ...],
     part: NDArray[np.int8],
     source: str,
+    numbers: dict[str, EncodedNumbers],
 ) -> Clients:
     features = checked_names(encoding.feature_names, "columns")
     pool, held = (part <= VALIDATION).nonzero()[0], (part == TEST).nonzero()[0]
     safe_read.fit(source, 4 * len(features) * (len(pool) + len(held)), "as inputs")
-    x, x_test = torch.zeros(len(pool), len(features)), torch.zeros(len(held), len(features))
-    encoding.encode_rows(table, client_ids, ((x, pool), (x_test, held)))
+    x, x_test = torch.empty(len(pool), len(features)), torch.empty(len(held), len(features))
+    encoding.encode_rows(table, client_ids, ((x, pool), (x_test, held)), numbers)
     place = np.full(len(part), -1)  # of a row of the table in its pool
     place[pool], place[held] = np.arange(len(pool)), np.arange(len(held))
 
@@ -721,7 +769,7 @@ def _build(
         return torch.from_numpy((values - encoding.target_mean) / encoding.target_scale).float()
 
     test = index(TEST)
-    numbers = iter(range(len(test)))
+    part_ids = iter(range(len(test)))
     validation = RaggedIndex.of(index(VALIDATION)) if (part == VALIDATION).any() else None
     return Clients(
         x,
@@ -730,7 +778,7 @@ def _build(
         x_test,
         y(held),
         RaggedIndex.of(rows for rows in test if len(rows)),
-        test_part_id=torch.tensor([next(numbers) if len(rows) else -1 for rows in test]),
+        test_part_id=torch.tensor([next(part_ids) if len(rows) else -1 for rows in test]),
         test_sample_id=torch.arange(len(held)),
         classes=None if targets.classes is None else len(targets.classes),
         dataset=source,
@@ -739,6 +787,6 @@ def _build(
         names=Names(client_names, targets.classes, features),
         validation=validation,
         validation_origin=settings.validation_origin,
-        columns=encoding,
-        table_origin={"path": source, **settings.origin},
+        encoding=encoding,
+        data_origin={"path": source, **settings.origin},
     )

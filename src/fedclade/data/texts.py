@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -24,15 +24,22 @@ from torch import Tensor
 from fedclade.core.names import Names, checked_client_names, checked_names
 from fedclade.data.client_rows import Rows, check_test_share, clients_of_rows, is_test_row
 from fedclade.data.federated_dataset import Clients
-from fedclade.data.text_encoding import END, FIRST_WORD, TextEncoding, federated_vocabulary
+from fedclade.data.hugging_face import load_saved
+from fedclade.data.table_columns import read_parquet
+from fedclade.data.text_encoding import (
+    END,
+    FIRST_WORD,
+    TextEncoding,
+    TextTask,
+    federated_vocabulary,
+)
 from fedclade.data.text_encoding import words as words_of
 from fedclade.errors import FedcladeWarning, InvalidInputError, nearest, require, require_int
 from fedclade.io import safe_read
 
 _SHOWN = 5  # names in a message
 
-TextTask: TypeAlias = Literal["classification", "tagging", "language_model"]
-TASKS = ("classification", "tagging", "language_model")
+TASKS = get_args(TextTask)
 Columns: TypeAlias = dict[str, list[Any]]
 
 
@@ -48,11 +55,11 @@ def from_text(
     test: float = 0.2,
     seed: int = 0,
 ) -> Clients:
-    """Make clients from a table of texts. `clients.text` then encodes new texts.
+    """Make clients from a table of texts. `clients.encoding` then encodes new texts.
 
     Args:
-        data: The path of a CSV file with a header; a dictionary of columns; a data frame; or a
-            `datasets.Dataset`.
+        data: The path of a CSV file with a header, of a Parquet file, or of the folder of a
+            `datasets.Dataset`; a dictionary of columns; a data frame; or a `datasets.Dataset`.
         text: The column of the texts. For tagging a list of words, or words with spaces between.
         client: The column with the client of each text; its values are the names of the clients.
         target: The column of the class of each text, or for tagging the tag of each word, as a list
@@ -80,13 +87,14 @@ def from_text(
         needed = "no target" if task == "language_model" else "a target"
         raise InvalidInputError(f"target = {target!r}: the task {task} needs {needed}.", "target")
     names, numbers = _clients(columns[client], client)
+    encoding = TextEncoding((), length, text, client, target, task)  # no vocabulary yet
     if task == "classification":
         assert target is not None
         return _classification(
-            columns[text], columns[target], names, numbers, length, words, test, seed
+            columns[text], columns[target], names, numbers, encoding, words, test, seed
         )
     tags = columns[target] if target is not None else None
-    return _windows_of_clients(columns[text], tags, names, numbers, length, words, test, seed)
+    return _windows_of_clients(columns[text], tags, names, numbers, encoding, words, test, seed)
 
 
 def _classification(
@@ -94,7 +102,7 @@ def _classification(
     targets: Sequence[Any],
     names: tuple[str, ...],
     client: Tensor,
-    length: int,
+    encoding: TextEncoding,
     words: int,
     test: float,
     seed: int,
@@ -102,16 +110,12 @@ def _classification(
     class_names, y = _numbered([_as_text(value) for value in targets], "target")
     is_test = is_test_row(client, y, test, seed)
     checked = [_text_of(value, row) for row, value in enumerate(texts)]
-    encoding = TextEncoding(
-        federated_vocabulary(
-            _counts([words_of(value) for value in checked], client, is_test), words
-        ),
-        length,
-    )
+    counts = _counts([words_of(value) for value in checked], client, is_test)
+    encoding = replace(encoding, vocabulary=federated_vocabulary(counts, words))
     x = encoding.encode(checked)
     train, held = (Rows(x[rows], y[rows], client[rows]) for rows in (~is_test, is_test))
     clients = clients_of_rows(train, held, Names(names, class_names), len(class_names), "texts")
-    return replace(clients, text=encoding)
+    return replace(clients, encoding=encoding)
 
 
 def _windows_of_clients(
@@ -119,7 +123,7 @@ def _windows_of_clients(
     tags: Sequence[Any] | None,
     names: tuple[str, ...],
     client: Tensor,
-    length: int,
+    encoding: TextEncoding,
     size: int,
     test: float,
     seed: int,
@@ -132,7 +136,8 @@ def _windows_of_clients(
         sentences = [
             [word.lower() for word in _list_of(value, row)] for row, value in enumerate(texts)
         ]
-    encoding = TextEncoding(federated_vocabulary(_counts(sentences, client, is_test), size), length)
+    counts, length = _counts(sentences, client, is_test), encoding.length
+    encoding = replace(encoding, vocabulary=federated_vocabulary(counts, size))
     class_names: tuple[str, ...] | None = None
     labels: list[list[int]] = []
     if tags is not None:
@@ -168,7 +173,7 @@ def _windows_of_clients(
     train, held, kept = _without_short_clients(train, held, names, length)
     classes = len(class_names) if class_names else FIRST_WORD + len(encoding.vocabulary)
     clients = clients_of_rows(train, held, Names(kept, class_names), classes, "texts")
-    return replace(clients, text=encoding)
+    return replace(clients, encoding=encoding)
 
 
 def window_starts(tokens: int, length: int) -> list[int]:
@@ -229,21 +234,21 @@ def _counts(
 def _columns(data: Any, names: Sequence[str]) -> Columns:
     """The columns of a CSV file, a dictionary, a data frame or a data set of Hugging Face."""
     if isinstance(data, str | os.PathLike):
-        data = read_csv_columns(Path(data), safe_read.read(Path(data)))
+        data = _opened(Path(data).expanduser())
     known = getattr(data, "column_names", None)
     if known is None:
         known = data if isinstance(data, Mapping) else getattr(data, "columns", None)
     if known is None:
         raise InvalidInputError(
-            f"data: {type(data).__name__} has no columns. Give the path of a CSV file, a dictionary"
-            " of columns, a data frame or a datasets.Dataset.",
+            f"data: {type(data).__name__} has no columns. Give the path of a CSV or Parquet file, a"
+            " dictionary of columns, a data frame or a datasets.Dataset.",
             "data",
         )
     known = [str(name) for name in known]
     for name in names:
         if name not in known:
             raise InvalidInputError(f"there is no column {name!r}.{nearest(name, known)}", name)
-    columns = {name: list(data[name]) for name in names}
+    columns = {name: _listed(data[name]) for name in names}
     if len({len(column) for column in columns.values()}) > 1 or not columns[names[0]]:
         sizes = ", ".join(f"{name}: {len(column)}" for name, column in columns.items())
         raise InvalidInputError(
@@ -254,15 +259,31 @@ def _columns(data: Any, names: Sequence[str]) -> Columns:
     return columns
 
 
+def _opened(path: Path) -> Any:
+    """A CSV or Parquet file, or the folder of a `datasets.Dataset`."""
+    if path.is_dir():
+        return load_saved(path)
+    if path.suffix.lower() == ".parquet":
+        return read_parquet(path)
+    return read_csv_columns(path, safe_read.read(path))
+
+
+def _listed(column: Any) -> list[Any]:
+    return list(column.to_pylist() if hasattr(column, "to_pylist") else column)
+
+
 def read_csv_columns(path: Path, content: bytes) -> Columns:
-    """The columns of a CSV file in UTF-8 with a header. A row of another length is named."""
+    """The columns of a CSV file in UTF-8 with a header; comma, semicolon, tab or | separate them.
+    A row of another length is named.
+    """
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidInputError(
             f"{path}: it is not in UTF-8 (byte {error.start:,}). Save it in UTF-8.", str(path)
         ) from error
-    reader = csv.reader(io.StringIO(text, newline=""))
+    delimiter = max(",;\t|", key=text.partition("\n")[0].count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
         header = next(reader, [])
         if not header or len(set(header)) != len(header):

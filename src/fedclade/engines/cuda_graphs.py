@@ -184,6 +184,7 @@ class CudaGraphCache:
         dataset, batches = reader.dataset, reader.batches
         if (
             dataset.device.type != "cuda"
+            or not dataset.on_device  # a graph cannot read from the host
             or batches.augment is not None  # it draws new numbers in each step
             or not carry
             or batches.most(reader.longest) < MIN_STEPS

@@ -1,7 +1,8 @@
-"""The samples of all clients on the device, and the samples that a call reads in each step."""
+"""The samples of all clients for the device, and the samples that a call reads in each step."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ from torch import Tensor
 from fedclade.core.augmentation import augmented
 from fedclade.core.batching import Batches, make_plan
 from fedclade.core.functional_model import ClientStackedBatch, share_of
-from fedclade.core.inputs import Inputs, as_inputs, map_inputs
+from fedclade.core.inputs import Inputs, as_inputs, map_inputs, tensors_of
 from fedclade.core.rng import client_keys
 from fedclade.data.federated_dataset import RaggedIndex
 from fedclade.engines.profiler import Profiler
@@ -24,33 +25,57 @@ class Steps(NamedTuple):
     step's key.
     """
 
-    rows: Tensor  # (steps, clients, group, size); without the group axis if a group is one batch
+    # (steps, clients, group, size), where the samples are stored; without the group axis if a group
+    # is one batch
+    rows: Tensor
     weight: Tensor  # same shape: 1 or the weight of the class, 0 for padding
     key: Tensor  # (steps, clients)
     share: Tensor  # same shape as rows: the weight divided by its batch's total
 
 
 class DeviceDataset:
-    """Samples on the device in their original order, and the samples of each part.
+    """Samples in their original order, and the samples of each part. The samples are on the device,
+    or on the host if they do not fit; then each batch is copied to the device.
 
     Args:
         x: the inputs.
         y: the labels.
         parts: the samples of each part.
-        device: the device.
+        device: the device of the batches.
         clock: counts and times the work.
+        storage: the device of the samples; None for `device`.
     """
 
     def __init__(
-        self, x: Inputs, y: Tensor, parts: RaggedIndex, device: torch.device, clock: Profiler
+        self,
+        x: Inputs,
+        y: Tensor,
+        parts: RaggedIndex,
+        device: torch.device,
+        clock: Profiler,
+        storage: torch.device | None = None,
     ) -> None:
         self.device, self.clock = device, clock
-        self.x, self.y = map_inputs(lambda value: value.to(device), x), y.to(device)
+        self.storage = storage or device
+        self.x, self.y = map_inputs(lambda value: value.to(self.storage), x), y.to(self.storage)
         # Sizes are on the CPU and on the device: reading a size must not wait for the device.
         self.sizes = parts.sizes
         self.longest = max(1, int(self.sizes.max())) if len(self.sizes) else 1
         self._index, self._offsets, self._sizes = (
             value.to(device) for value in (parts.index, parts.offsets, parts.sizes)
+        )
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the samples are on the device of the batches."""
+        return self.storage == self.device
+
+    @property
+    def sample_bytes(self) -> int:
+        """The bytes of the inputs of one sample as a model reads them."""
+        return sum(
+            math.prod(value.shape[1:]) * max(4, value.element_size())
+            for value in tensors_of(self.x)
         )
 
     def steps(self, batches: Batches, part_ids: Tensor, keys: Tensor, longest: int) -> Steps:
@@ -72,12 +97,11 @@ class DeviceDataset:
             weight = weight * self._balanced_weights[place]
         if batches.group == 1:
             rows, weight = rows[:, :, 0], weight[:, :, 0]
-        return Steps(
-            *(
-                value.transpose(0, 1).contiguous()
-                for value in (rows, weight, plan.key, share_of(weight))
-            )
+        rows, *others = (
+            value.transpose(0, 1).contiguous()
+            for value in (rows, weight, plan.key, share_of(weight))
         )
+        return Steps(rows.to(self.storage), *others)
 
     @cached_property
     def _balanced_weights(self) -> Tensor:
@@ -85,7 +109,8 @@ class DeviceDataset:
         and C classes, where n_c samples have the class.
         """
         part = torch.arange(len(self._sizes), device=self.device).repeat_interleave(self._sizes)
-        pairs = torch.stack([part, self.y[self._index]])
+        labels = self.y[self._index.to(self.storage)].to(self.device)
+        pairs = torch.stack([part, labels])
         kinds, kind, counts = torch.unique(pairs, dim=1, return_inverse=True, return_counts=True)
         classes = kinds[0].bincount(minlength=len(self._sizes))
         weights: Tensor = self._sizes[part].double() / (classes[part] * counts[kind])
@@ -96,7 +121,11 @@ class DeviceDataset:
         flat = rows.flatten()
 
         def read(values: Tensor) -> Tensor:
-            return values.index_select(0, flat).view(*rows.shape, *values.shape[1:])
+            samples = values.index_select(0, flat).view(*rows.shape, *values.shape[1:])
+            if self.on_device:
+                return samples
+            # From pinned memory the copy runs while the device computes.
+            return samples.pin_memory().to(self.device, non_blocking=True)
 
         x = as_inputs(map_inputs(read, self.x))
         return ClientStackedBatch(x, read(self.y), weight, key, share)

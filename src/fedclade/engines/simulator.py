@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import platform
 from collections import Counter
@@ -22,6 +23,7 @@ from fedclade.core.federation import (
     SegmentSum,
     ServerUpdate,
 )
+from fedclade.core.inputs import tensors_of
 from fedclade.core.output_metric import OutputMetric
 from fedclade.core.program import AnyProgram, ChainedProgram
 from fedclade.core.pytree import Tree, concatenate, nbytes, stack, tree_index
@@ -51,6 +53,7 @@ Faults: TypeAlias = Callable[[int, int, Tree], Tree | None]
 """(key, client, reply) -> the reply that arrives, or None if none arrives. For experiments with
 absent and malicious clients.
 """
+_log = logging.getLogger("fedclade")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -59,6 +62,11 @@ R = TypeVar("R")
 # the device's total memory, not of its free memory, so that runs are reproducible.
 _CPU_CHUNK_BYTES = 7 * 2**20
 _CUDA_CHUNK_SHARE = 0.1
+# The same for the inputs of a batch of all clients of a chunk: activations need several times that.
+_CPU_BATCH_BYTES = 64 * 2**20
+_CUDA_BATCH_SHARE = 0.02
+# On CUDA the samples stay on the host if they need more than this share of the free memory.
+_CUDA_DATA_SHARE = 0.5
 # With fewer clients the sums of a chunk are larger than its replies.
 _CLIENTS_IN_A_CHUNK_SUM = 4
 
@@ -131,15 +139,7 @@ class Simulator:
         self._clients = clients
         self.names = torch.arange(len(clients))
         self.clock = Profiler(self.device, profile)
-        self._train = DeviceDataset(clients.x, clients.y, clients.train, self.device, self.clock)
-        self._test = DeviceDataset(
-            clients.x_test, clients.y_test, clients.test, self.device, self.clock
-        )
-        self._validation = (
-            DeviceDataset(self._train.x, self._train.y, clients.validation, self.device, self.clock)
-            if clients.validation is not None
-            else None
-        )
+        self._train, self._test, self._validation = _datasets(clients, self.device, self.clock)
         self._compiled = CompiledSteps()
         self._oom_retry = OomRetry(self.device, self._clear_compiled)
         keep_freed_memory()
@@ -222,7 +222,7 @@ class Simulator:
 
         self._run_chunks(
             _by_size(self._train, ids),
-            self._width(len(ids), assignment, shared),
+            self._width(len(ids), assignment, shared, program, self._train),
             load,
             compute,
             lambda places, result: self._collect(collected, key, ids, places, result),
@@ -308,7 +308,7 @@ class Simulator:
 
         self._run_chunks(
             _by_size(dataset, distinct[:, 1]),
-            self._width(len(distinct), assignment, {}),
+            self._width(len(distinct), assignment, {}, program, dataset),
             load,
             compute,
             collect,
@@ -355,7 +355,7 @@ class Simulator:
         with self.clock.whole("final models"):
             self._run_chunks(
                 torch.arange(len(ids)),
-                self._width(len(ids), assignment, {}),
+                self._width(len(ids), assignment, {}, finetune, self._train),
                 lambda places: self._client_batch(
                     self._train, ids[places], ids[places], assignment[places]
                 ),
@@ -530,18 +530,27 @@ class Simulator:
     def _clear_compiled(self) -> None:
         self._compiled = CompiledSteps()
 
-    def _width(self, clients: int, assignment: ModelAssignment | None, broadcast: Tree) -> int:
-        """How many clients run in one step."""
+    def _width(
+        self,
+        clients: int,
+        assignment: ModelAssignment | None,
+        broadcast: Tree,
+        program: AnyProgram,
+        dataset: DeviceDataset,
+    ) -> int:
+        """How many clients run in one step, by the bytes of their weights and of their batches."""
         if self.chunk:
             return int(self.chunk)
         # A client trains its row, or a model of the broadcast.
         client_bytes = max(
             _row_bytes(assignment), nbytes(broadcast), nbytes(self.client_state.initial), 16 * 1024
         )
+        batch_bytes = max(1, _batch_samples(program, dataset.longest) * dataset.sample_bytes)
         if self.device.type == "cuda":
             total_memory = torch.cuda.get_device_properties(self.device).total_memory
-            return max(1, int(total_memory * _CUDA_CHUNK_SHARE) // client_bytes)
-        largest = max(1, _CPU_CHUNK_BYTES // client_bytes)
+            by_weights = int(total_memory * _CUDA_CHUNK_SHARE) // client_bytes
+            return max(1, min(by_weights, int(total_memory * _CUDA_BATCH_SHARE) // batch_bytes))
+        largest = max(1, min(_CPU_CHUNK_BYTES // client_bytes, _CPU_BATCH_BYTES // batch_bytes))
         # If possible, every worker gets the same number of chunks.
         rounds = -(-clients // (largest * self.workers.count))
         return max(1, -(-clients // (rounds * self.workers.count))) if clients else 1
@@ -662,6 +671,33 @@ def pick_device(device: str) -> torch.device:
     return torch.device(device)
 
 
+def _datasets(
+    clients: Clients, device: torch.device, clock: Profiler
+) -> tuple[DeviceDataset, DeviceDataset, DeviceDataset | None]:
+    """The training, test and validation data. Pools that are shared are stored once."""
+    shared = clients.x_test is clients.x
+    pools = (clients.x,) if shared else (clients.x, clients.x_test)
+    size = sum(value.nbytes for pool in pools for value in tensors_of(pool))
+    storage = _storage(size, device)
+    train = DeviceDataset(clients.x, clients.y, clients.train, device, clock, storage)
+    x_test, y_test = (train.x, train.y) if shared else (clients.x_test, clients.y_test)
+    test = DeviceDataset(x_test, y_test, clients.test, device, clock, storage)
+    if clients.validation is None:
+        return train, test, None
+    parts = clients.validation
+    return train, test, DeviceDataset(train.x, train.y, parts, device, clock, storage)
+
+
+def _storage(size: int, device: torch.device) -> torch.device:
+    """Where samples of `size` bytes are stored: on the device, or on the host if they do not fit.
+    Results are the same.
+    """
+    if device.type != "cuda" or size <= _CUDA_DATA_SHARE * torch.cuda.mem_get_info(device)[0]:
+        return device
+    _log.info("The samples (%s bytes) stay on the host: they do not fit on %s.", size, device)
+    return torch.device("cpu")
+
+
 def _by_size(dataset: DeviceDataset, parts: Tensor) -> Tensor:
     """Places sorted by descending size, then by part, so that the active clients of a chunk are a
     prefix.
@@ -676,6 +712,13 @@ def _uses_numpy(program: AnyProgram) -> bool:
     if isinstance(program, ChainedProgram):
         return _uses_numpy(program.first) or _uses_numpy(program.second)
     return not program.vectorized
+
+
+def _batch_samples(program: AnyProgram, longest: int) -> int:
+    """The samples of a client in one step; `longest` is the number of samples of the largest."""
+    if isinstance(program, ChainedProgram):
+        return max(_batch_samples(each, longest) for each in (program.first, program.second))
+    return program.batches.group * min(program.batches.size, longest)
 
 
 def _row_bytes(assignment: ModelAssignment | None) -> int:

@@ -36,7 +36,7 @@ FILES = (
     "clients.csv",
     "summary.json",
     "names.json",
-    "columns.json",
+    "encoding.json",
 )
 
 

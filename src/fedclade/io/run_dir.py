@@ -32,8 +32,8 @@ _RUN_FILES = ("experiment.toml", "rounds.jsonl", "summary.json", "checkpoint")
 
 class RunDirectory:
     """The folder of one run: experiment.toml, rounds.jsonl, clients.csv, summary.json, models/,
-    checkpoint/, names.json if clients, classes or features have names, and columns.json if the
-    data are a table. Nothing is read or written before a method is called.
+    checkpoint/, names.json if clients, classes or features have names, and encoding.json
+    if the data are a table, texts or images. Nothing is read or written before a method is called.
 
     Args:
         folder: the folder; it need not exist.
@@ -146,22 +146,24 @@ class RunDirectory:
         path = self.folder / "names.json"
         return schemas.read(path, schemas.names) if path.exists() else NO_NAMES
 
-    def write_columns(self, encoding: dict[str, Any] | None) -> None:
-        """columns.json: how the columns of a table become inputs; None for other data."""
+    def write_encoding(self, encoding: dict[str, Any] | None) -> None:
+        """encoding.json: how rows of a table, texts or images become inputs; None for other
+        data.
+        """
         if encoding is not None:
             text = json.dumps(encoding, ensure_ascii=False, indent=1) + "\n"
-            self._write("columns.json", text)
+            self._write("encoding.json", text)
         else:
             with translate_os_errors(self.folder):
-                (self.folder / "columns.json").unlink(missing_ok=True)
+                (self.folder / "encoding.json").unlink(missing_ok=True)
 
-    def columns(self, decode: Callable[[object], T]) -> T | None:
-        """columns.json; None if the data are no table.
+    def encoding(self, decode: Callable[[object], T]) -> T | None:
+        """encoding.json; None if the run has none.
 
         Args:
             decode: checks the content; what is wrong is a `ValueError`.
         """
-        path = self.folder / "columns.json"
+        path = self.folder / "encoding.json"
         if not path.exists():
             return None
         return schemas.read(path, lambda text: decode(safe_read.parse_json(text)))

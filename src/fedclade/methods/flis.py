@@ -53,8 +53,8 @@ class _FLIS(NeedsProbe, Method[S]):
 
     def _predictions(self, models: Tree) -> Tensor:
         how = (
-            "models are compared on unlabeled inputs: set some apart with partition(…, probe=n),"
-            f" or give them with {type(self).__name__}(probe=array)"
+            "models are compared on unlabeled inputs: set some apart with partition(…, probe=n)"
+            f" or clients.with_probe(0.05), or give them with {type(self).__name__}(probe=array)"
         )
         require(self.probe is not None, "method.probe", self.probe, how)
         assert self.probe is not None

@@ -9,10 +9,8 @@ from torch import Tensor, nn
 
 from fedclade.core.federation import Federation, ModelAssignment
 from fedclade.core.local_sgd import sgd
-from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.method_state import State
 from fedclade.core.program import Program
-from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree
 from fedclade.errors import require, require_int
 from fedclade.methods.base import require_class_labels
@@ -28,18 +26,6 @@ class KNNPerState(State):
     largest: Tensor  # () the number of samples of the largest client
 
 
-@serializable_program
-def sgd_holding_out(local: LocalTraining, hold_out: int) -> Program:
-    """`sgd` without the samples that are held out.
-
-    Args:
-        local: the objective and the settings of SGD.
-        hold_out: see `Batches`.
-    """
-    train = sgd(local)
-    return replace(train, batches=replace(train.batches, hold_out=hold_out), rng_stream="sgd")
-
-
 @dataclass(frozen=True)
 class KNNPer(FedAvg):
     """The model h is trained as in FedAvg. A client predicts p(y|x) = λ p_kNN(y|x) + (1 - λ)
@@ -47,16 +33,15 @@ class KNNPer(FedAvg):
     takes the k with the least ‖φ(x) - φ(x_j)‖; p_kNN(y|x) ∝ Σ_j 1{y_j = y}
     exp(-‖φ(x) - φ(x_j)‖² / (dim · s)), where dim is the number of entries of φ.
 
-    λ is each client's own. A client does not train on one of `hold_out` samples. λ is the value of
-    0, 0.01, … 1 with the largest likelihood of these samples, whose neighbors are among the others.
-    At use all training samples are neighbors. Nothing more is sent than in FedAvg. The store is
-    made when it is used, so a new client needs no training.
+    λ is each client's own. A client does not train on every fifth of its training samples. λ is the
+    value of 0, 0.01, … 1 with the largest likelihood of these samples, whose neighbors are among
+    the others. At use all training samples are neighbors. Nothing more is sent than in FedAvg. The
+    store is made when it is used, so a new client needs no training.
 
     Args:
         k: the number of neighbors.
         scale: s.
-        hold_out: n holds out one of n training samples, to choose λ; 0 holds out none, and λ is
-            `default_weight`.
+        hold_out: whether to hold out samples, to choose λ; if not, λ is `default_weight`.
         default_weight: λ of a client with fewer than 5 samples held out.
     """
 
@@ -69,14 +54,12 @@ class KNNPer(FedAvg):
 
     k: int = 10
     scale: float = 1.0
-    hold_out: int = 5
+    hold_out: bool = True
     default_weight: float = 0.5
 
     def __post_init__(self) -> None:
         require_int("method.k", self.k, 1)
         require(self.scale > 0, "method.scale", self.scale, "must be above 0")
-        require_int("method.hold_out", self.hold_out, 0)
-        require(self.hold_out != 1, "method.hold_out", 1, "must be 0 or at least 2")
         weight = self.default_weight
         require(0 <= weight <= 1, "method.default_weight", weight, "must be from 0 to 1")
 
@@ -86,7 +69,8 @@ class KNNPer(FedAvg):
         return KNNPerState(base.models, base.cluster_ids, fed.sizes.max())
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
-        return fedavg_round(fed, sgd_holding_out(self.local, self.hold_out), state, cohort, key)
+        train = sgd(self.local, part="fit" if self.hold_out else "all")
+        return fedavg_round(fed, train, state, cohort, key)
 
     def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> KNNPerState:
         state = super().add_clients(fed, state, ids, key)

@@ -97,7 +97,8 @@ class PCAHC(NeedsProbe, Method[PCAHCState]):
         if self.probe is None:
             raise InvalidInputError(
                 "method.basis = 'shared': the server needs probe data to fit the basis. Set samples"
-                " apart with partition(…, probe=n), or use PCAHC(probe=array).",
+                " apart with partition(…, probe=n) or clients.with_probe(0.05), or use"
+                " PCAHC(probe=array).",
                 "method.basis",
             )
         return pca_basis(flat(self.probe), self.components)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedclade.core.batching import WHOLE_BLOCK, Batches, kept
+from fedclade.core.batching import HELD_OUT, Batches
 from fedclade.core.functional_model import Batch, Objective, last_linear_layer
 from fedclade.core.inputs import outputs_tensor
 from fedclade.core.module_copy import copy_sharing, frozen_parameters
@@ -82,7 +82,7 @@ class NearestNeighbors(nn.Module):
 
 @serializable_program
 def build_store(
-    objective: Objective, k: int, scale: float, hold_out: int, default_weight: float
+    objective: Objective, k: int, scale: float, hold_out: bool, default_weight: float
 ) -> Program:
     """The parameters of a client's `NearestNeighbors`: the model that it received, φ and the label
     of all its training samples, and λ.
@@ -94,7 +94,7 @@ def build_store(
         objective: the model and its loss.
         k: the number of neighbors.
         scale: s.
-        hold_out: see `Batches`.
+        hold_out: whether samples were held out, see `Batches.part`.
         default_weight: λ of a client with less than `MIN_HELD_OUT` samples held out.
     """
     width = objective.head_layer().in_features
@@ -122,27 +122,27 @@ def build_store(
         store = {name: carry[name] for name in ("features", "labels")}
         weight = torch.full_like(carry["p"][0], default_weight)
         if hold_out:
-            chosen, held_out = _choose_weight(carry, k, scale, hold_out)
+            chosen, held_out = _choose_weight(carry, k, scale)
             weight = torch.where(held_out >= MIN_HELD_OUT, chosen, weight)
         served = {f"{PREFIX}{name}": value for name, value in const.items()}
         return served | store | {"knn_weight": weight}, None
 
-    batches = Batches(WHOLE_BLOCK, shuffle=False, hold_out=hold_out, include_held_out=True)
-    return Program(start, step, finish, batches, "build_store")
+    return Program(start, step, finish, Batches.whole(), "build_store")
 
 
-def _choose_weight(store: Tree, k: int, scale: float, hold_out: int) -> tuple[Tensor, Tensor]:
-    """λ by the samples of a store that are held out, which are its last ones; and their number."""
+def _choose_weight(store: Tree, k: int, scale: float) -> tuple[Tensor, Tensor]:
+    """λ by the samples of a store that are held out, and their number."""
     labels, count = store["labels"], store["count"]
-    first = kept(count, hold_out)
     place = torch.arange(len(labels), device=labels.device)
-    others = torch.where(place < first, labels, -1.0)
-    rows = (first + place[: max(1, len(labels) // hold_out)]).clamp_max(len(labels) - 1)
+    is_held_out = place % HELD_OUT == HELD_OUT - 1
+    others = torch.where(is_held_out, -1.0, labels)
+    rows = place[HELD_OUT - 1 :: HELD_OUT]
+    if not len(rows):
+        return torch.zeros_like(store["p"][0]), torch.zeros_like(count)
     distance = scaled_distance(store["features"][rows], store["features"], others, scale)
     weights, near = neighbor_weights(distance, others, k)
     p_knn = (weights * (near == labels[rows][:, None])).sum(-1)
     grid = torch.linspace(0, 1, GRID, dtype=p_knn.dtype, device=p_knn.device)[:, None]
     p = (grid * p_knn + (1 - grid) * store["p"][rows]).clamp_min(_LEAST)
-    held_out = place[: len(rows)] < count - first
-    likelihood = (p.log() * held_out).sum(-1)
-    return grid[likelihood.argmax()][0], count - first
+    likelihood = (p.log() * (rows < count)).sum(-1)
+    return grid[likelihood.argmax()][0], (rows < count).sum()

@@ -99,8 +99,8 @@ def count(table: Table, outcome: Outcome | None, metric: str = "") -> CellCount:
 
 
 def total(outcomes: Iterable[Outcome], metric: str = "") -> CellCount:
-    """The cells of all tables. A table that repeats cells of another table, or is of another
-    paper, does not count.
+    """The cells of all tables of the papers. A table that repeats cells of another table does not
+    count, nor does one of a benchmark.
 
     Args:
         outcomes: the results.
@@ -110,6 +110,6 @@ def total(outcomes: Iterable[Outcome], metric: str = "") -> CellCount:
     counts = [
         count(table, by_name.get(name), metric)
         for name, table in tables().items()
-        if not table.repeats and not table.other_paper
+        if not table.repeats and not table.benchmark
     ]
     return CellCount(*map(sum, zip(*counts, strict=True)))

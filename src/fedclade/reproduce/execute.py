@@ -31,7 +31,7 @@ from fedclade.methods.required_context import need_probe_samples
 from fedclade.reproduce.encoder_data import encoder_data
 from fedclade.reproduce.panels import Panel
 from fedclade.reproduce.paper_metrics import History, Numbers
-from fedclade.reproduce.spec import SYNTHETIC, Column, Row, Table
+from fedclade.reproduce.spec import STUDY_DATA, Column, Row, Table
 from fedclade.reproduce.studies import STUDIES
 from fedclade.training import encoders, experiment_file
 from fedclade.training.callbacks import OnRound
@@ -144,7 +144,7 @@ def plan(table: Table, options: Options) -> Plan:
 
 def _needs_probe(table: Table, column: Column, data: str) -> bool:
     """Whether a row of this column needs probe samples, whichever rows are run now."""
-    if data == SYNTHETIC:
+    if data in STUDY_DATA:
         return False
     shown = [other.name for other in table.columns if table.settings_of(other) == column]
     return need_probe_samples(
@@ -155,7 +155,7 @@ def _needs_probe(table: Table, column: Column, data: str) -> bool:
 
 
 def _entry(table: Table, row: Row, column: Column, data: str, seed: int, quick: bool) -> TableEntry:
-    sets = [f'data.name="{data}"'] if data != SYNTHETIC else []
+    sets = [f'data.name="{data}"'] if data not in STUDY_DATA else []
     sets += [
         *column.set,
         *([f'method.name="{row.method}"'] if row.method else []),
@@ -176,7 +176,7 @@ def _chosen(option: str, known: Sequence[str], names: Sequence[str]) -> Sequence
 
 
 def _is_available(name: str, root: str | None) -> bool:
-    return name == SYNTHETIC or is_available(name, root)
+    return name in STUDY_DATA or is_available(name, root)
 
 
 class Sizes(NamedTuple):
@@ -377,7 +377,7 @@ def _study(
     """
     file = folder / f"{entry.label}.json"
     if not file.exists():
-        clients = None if entry.data == SYNTHETIC else partitions.clients(entry.experiment(None))
+        clients = None if entry.data in STUDY_DATA else partitions.clients(entry.experiment(None))
         on_start()
         start = time.perf_counter()
         result = STUDIES[entry.study](entry.tables, clients, options.device)

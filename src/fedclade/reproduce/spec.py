@@ -20,11 +20,13 @@ seeds, notes: the number of runs of a cell; remarks for the reader of the table.
     rows in one panel; reading: what the paper's figure shows, in our words.
 
 repeats: the name of another table that has the same cells; they count once.
-other_paper: whether it is of a paper whose tables are not all here; its cells are not counted.
+benchmark: the name of the benchmark that published the numbers, if it is none of the four papers;
+    its cells are counted apart from theirs.
 part_of, columns: instead of all this, some columns of another table as their own table.
 
 study: what is done with [experiment] if a cell is not a training run (see `studies`); rows then
-    have no method, and a study that generates its data has the data set "synthetic".
+    have no method, and a study that generates its data has the data set "synthetic"; "heart" comes
+    with fedclade.
 at: of a row, the round whose numbers it shows instead of the last.
 imported: of a row, whether the paper took its numbers from another protocol.
 formula, besides: of a row, the paper's number as an expression, and the bytes beyond it (see
@@ -51,6 +53,8 @@ _STRICT = ConfigDict(extra="forbid")
 Sets = tuple[str, ...]
 T = TypeVar("T")
 SYNTHETIC = "synthetic"
+STUDY_DATA = (SYNTHETIC, "heart")
+"""Data that a study makes, or reads from the package."""
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -170,7 +174,7 @@ class Table:
     pictures: tuple[PictureSpec, ...] = ()
     quick: Quick = Quick()
     repeats: str = ""
-    other_paper: bool = False
+    benchmark: str = ""
 
     def __post_init__(self) -> None:
         if self.study and self.study not in STUDIES:

@@ -48,6 +48,8 @@ class LocalConfig:
         lr: The learning rate η of local SGD.
         batch_size: The size B of a minibatch.
         epochs: The number E of local epochs in a round.
+        steps: The number of local steps in a round, in place of `epochs`, the same for every
+            client; 0 for whole epochs.
         momentum: The momentum of local SGD.
         weight_decay: The weight decay of local SGD.
         optimizer: "sgd", "adam" or "adamw", as torch.optim defines them. Each call of a client
@@ -84,12 +86,20 @@ class LocalConfig:
     label_smoothing: float = 0.0
     class_weight: ClassWeight = "none"
     batch_norm: BatchNorm = "average"
+    steps: int = 0
 
     def __post_init__(self) -> None:
         _with_python_numbers(self)
         require(is_number(self.lr) and self.lr > 0, "local.lr", self.lr, "must be a number above 0")
         require_int("local.batch_size", self.batch_size, 1, _MAX_COUNT)
         require_int("local.epochs", self.epochs, 1, _MAX_COUNT)
+        require_int("local.steps", self.steps, 0, _MAX_COUNT, "0 for whole epochs")
+        require(
+            self.epochs == 1 or not self.steps,
+            "local.epochs",
+            self.epochs,
+            f"leave it at 1 with local.steps = {self.steps}, which takes its place",
+        )
         require(
             is_number(self.momentum) and 0 <= self.momentum < 1,
             "local.momentum",
@@ -187,6 +197,7 @@ class LocalConfig:
             self.optimizer,
             self.clip_norm,
             self.class_weight,
+            self.steps,
         )
 
     def loss_for(self, loss: ExampleLoss | None) -> ExampleLoss | None:

@@ -75,7 +75,7 @@ def _evaluate(
         requests["validation_"] = replace(test, split="validation")
     every = setup.training.fine_tune_every
     if setup.training.fine_tune_epochs and (every == 0 or setup.is_due(round_number, every)):
-        tune = sgd(replace(method.local, epochs=setup.training.fine_tune_epochs))
+        tune = sgd(replace(method.local, epochs=setup.training.fine_tune_epochs, steps=0))
         finetune = chain_training(personalize, tune) if personalize is not None else tune
         requests["_tuned"] = replace(test, finetune=finetune)
 

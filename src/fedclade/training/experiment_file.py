@@ -17,16 +17,15 @@ from typing import Any, TypeVar, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from fedclade.data import Dataset, load, partition
-from fedclade.data.column_encoding import Missing, Standardize, Task
 from fedclade.data.federated_dataset import Clients
-from fedclade.data.tables import TableSettings, read_table
-from fedclade.errors import InvalidInputError, nearest, require, require_int
+from fedclade.errors import InvalidInputError, nearest, require
 from fedclade.io import safe_read
 from fedclade.methods.base import Method
 from fedclade.methods.required_context import is_injected, need_probe_samples
 from fedclade.models import ModelSpec
 from fedclade.registry import REGISTRY, find
 from fedclade.training.config import EngineConfig, LocalConfig, ServerConfig, TrainingConfig
+from fedclade.training.data_config import DataConfig, Progress
 from fedclade.training.runner import TrainingRun
 
 Table = dict[str, Any]
@@ -53,101 +52,6 @@ RENAMED_KEYS = {
 """Keys of version 0.1 and their new names. A file with an old key is an error that gives the new
 name.
 """
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """The data set: `name` for data that a partition divides among clients, or `path` for a table
-    with a column that names the client of each row. The keys from `client` on are for a table.
-
-    Args:
-        name: its name, or the path of an .npz file.
-        validation: the share of each client's training data that becomes its validation data; 0
-            for none.
-        validation_seed: the seed of this split; None for the seed of the partition.
-        path: a CSV or Parquet file, or "heart".
-        client: the column with the name of each row's client.
-        target: the column with the targets.
-        task: "classification" or "regression"; None to find it from the targets.
-        test: the share of each client's rows that is its test part, or the name of a column that
-            says train, test or validation; None for 0.2.
-        drop: columns that are no inputs.
-        categorical: columns of numbers that are categories.
-        missing: "mean" or "drop"; None for "mean".
-        standardize: "federated", "client" or "none"; None for "federated".
-        seed: the seed of the test part; None for the seed of the run.
-    """
-
-    name: str | None = None
-    validation: float = 0.0
-    validation_seed: int | None = None
-    path: str | None = None
-    client: str | None = None
-    target: str | None = None
-    task: Task | None = None
-    test: float | str | None = None
-    drop: tuple[str, ...] | None = None
-    categorical: tuple[str, ...] | None = None
-    missing: Missing | None = None
-    standardize: Standardize | None = None
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        require(
-            self.name is None or self.path is None,
-            "data.path",
-            self.path,
-            f"data.name = '{self.name}' is there too; keep one of the two",
-        )
-        if self.path is None:
-            for key, value in self._table_keys().items():
-                require(value is None, f"data.{key}", value, "only a table, data.path, has it")
-        else:
-            for key in ("client", "target"):
-                if getattr(self, key) is None:
-                    field = f"data.{key}"
-                    raise InvalidInputError(
-                        f"{field}: missing; a table, data.path, needs the name of this column.",
-                        field,
-                    )
-            self.table_settings(0)
-        require(
-            0 <= self.validation < 1,
-            "data.validation",
-            self.validation,
-            "must be at least 0 (for none) and below 1",
-        )
-        if self.validation_seed is not None:
-            require_int("data.validation_seed", self.validation_seed, 0)
-
-    @property
-    def validation_origin(self) -> Table:
-        """The settings of the validation data that are given."""
-        given = {"validation": self.validation or None, "validation_seed": self.validation_seed}
-        return {key: value for key, value in given.items() if value is not None}
-
-    def table_settings(self, run_seed: int) -> TableSettings:
-        """How the table `path` becomes clients.
-
-        Args:
-            run_seed: the seed of the run.
-        """
-        given = {key: value for key, value in self._table_keys().items() if value is not None}
-        return TableSettings(
-            **{"seed": run_seed} | given,
-            validation=self.validation,
-            validation_seed=self.validation_seed,
-        )
-
-    def _table_keys(self) -> Table:
-        others = ("name", "path", "validation", "validation_seed")
-        return {key: value for key, value in vars(self).items() if key not in others}
-
-    def with_validation(self, clients: Clients) -> Clients:
-        """The clients with validation data, if there is to be any."""
-        if not self.validation:
-            return clients
-        return clients.with_validation(self.validation, self.validation_seed)
 
 
 @dataclass(frozen=True)
@@ -206,10 +110,22 @@ class Experiment:
         """
         return f"{_UNSAFE.sub('-', self.title)}-seed{self.run.seed}"
 
-    def clients(self, root: str | None = None) -> Clients:
-        """Load the data set and partition it. `root` is the folder to search first."""
+    @property
+    def federation_key(self) -> tuple[object, ...]:
+        """Experiments with equal keys have the same clients."""
+        given = self.partition.seed if self.data.path is None else self.data.seed
+        seed = self.run.seed if given is None else given
+        return (self.data, self.partition, self.scheme, seed, self.needs_probe)
+
+    def clients(self, root: str | None = None, progress: Progress | None = None) -> Clients:
+        """Load the data set and partition it.
+
+        Args:
+            root: the folder to search first.
+            progress: called with the number of images that are read and their number in all.
+        """
         if self.data.path is not None:
-            return read_table(self.data.path, self.data.table_settings(self.run.seed))
+            return self.data.read(self.run.seed, progress)
         assert self.data.name is not None
         return self.partitioned(load(self.data.name, root))
 
@@ -219,8 +135,9 @@ class Experiment:
         probe = 0 if self.partition.probe is None and not self.needs_probe else self.partition.probe
         clients = partition(data, self.scheme, self.partition.clients, seed, probe)
         # The name in the file, or an absolute path: experiment.toml then runs from any folder.
-        path = Path(self.data.name or data.name)
-        name = str(path.resolve()) if path.suffix == ".npz" else str(path)
+        name = self.data.name or data.name
+        if name.endswith(".npz") or Path(name).name != name:
+            name = str(Path(name).expanduser().resolve())
         return self.data.with_validation(replace(clients, dataset=name))
 
     def to_run(self, clients: Clients, device: str) -> TrainingRun:
@@ -349,8 +266,7 @@ def experiment(tables: dict[str, Table]) -> Experiment:
     has_path = "path" in tables.get("data", {})
     if has_path and "partition" in tables:
         raise InvalidInputError(
-            "[partition]: data.path names a table, whose column data.client divides it. Leave"
-            " [partition] out.",
+            "[partition]: data.path names data that have clients already. Leave [partition] out.",
             "partition",
         )
     for name in ("model", "method") if has_path else ("data", "partition", "model", "method"):
@@ -374,8 +290,16 @@ def experiment(tables: dict[str, Table]) -> Experiment:
             f"must be at least {least}",
         )
     method = _named("method", tables["method"])
+    data = build(DataConfig, tables["data"], "data")
+    needs_probe = need_probe_samples([method])
+    if needs_probe and has_path and data.probe is None:
+        raise InvalidInputError(
+            f"data.probe: missing; method {method.name} needs unlabeled inputs at the server. Set"
+            " data.probe = 0.05 to give it this share of each client's training inputs.",
+            "data.probe",
+        )
     return Experiment(
-        data=build(DataConfig, tables["data"], "data"),
+        data=data,
         partition=common,
         scheme=None if has_path else _named("partition", scheme_table, also=common_keys),
         model=_named("model", tables["model"]),
@@ -384,7 +308,7 @@ def experiment(tables: dict[str, Table]) -> Experiment:
         run=build(TrainingConfig, tables.get("run", {}), "run"),
         server=build(ServerConfig, tables.get("server", {}), "server"),
         engine=build(EngineConfig, tables.get("engine", {}), "engine"),
-        needs_probe=need_probe_samples([method]),
+        needs_probe=needs_probe,
         is_default_loss="loss" not in tables.get("local", {}),
     )
 

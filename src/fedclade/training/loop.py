@@ -11,6 +11,7 @@ from fedclade.core.method_state import State
 from fedclade.core.pytree import Tree
 from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
+from fedclade.data.encoding import encoding_to_json
 from fedclade.engines.oom import is_out_of_memory
 from fedclade.errors import InvalidInputError
 from fedclade.io import checkpoint
@@ -66,8 +67,8 @@ def start(setup: RunSetup, store: RunDirectory | None, last: Checkpoint | None) 
     if store is not None:
         store.begin(setup.tables, last.history if last is not None else [])
         store.write_names(setup.metadata.names)  # a report of a running run reads them
-        encoding = setup.metadata.columns
-        store.write_columns(None if encoding is None else encoding.to_json())
+        encoding = setup.metadata.encoding
+        store.write_encoding(None if encoding is None else encoding_to_json(encoding))
     if last is not None:
         return _restore(setup, last)
     with setup.engine.clock.phase("round"):  # clients may work before the first round

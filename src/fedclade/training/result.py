@@ -16,6 +16,10 @@ from fedclade.core.losses import LOSSES, LossName
 from fedclade.core.names import NO_NAMES, Names, client_number
 from fedclade.core.pytree import Tree
 from fedclade.data.column_encoding import ColumnEncoding
+from fedclade.data.encoding import Encoding, encoding_from_json
+from fedclade.data.image_encoding import ImageEncoding
+from fedclade.data.table_columns import read_frame
+from fedclade.data.text_encoding import TextEncoding
 from fedclade.engines.oom import is_out_of_memory
 from fedclade.engines.profiler import Profile
 from fedclade.errors import InvalidInputError
@@ -81,14 +85,15 @@ class Result:
     Attributes:
         summary: The numbers over all clients.
         history: One record for each round.
-        clusters: The cluster of each client; -1 where it has none yet.
+        clusters: The cluster of each client, in the order of `clients["client"]`; -1 where it has
+            none yet. `groups` is the same by name.
         clients: A column of per-client values for each name, as in clients.csv. The column
             "client" has the names of the clients, or their numbers.
         folder: The run directory, None for a run that wrote none.
         already_finished: Whether a resumed run had nothing left to do.
         profile: Where the time went, for a run with `profile=True`; printed, a table.
         names: The names of clients, classes and features, where the data have them.
-        columns: How the columns of a table become inputs; None if the data are no table.
+        encoding: How rows of a table, texts or images become inputs; None for other data.
         task: What the models read and predict.
     """
 
@@ -104,7 +109,7 @@ class Result:
     profile: Profile | None = None
     report_inputs: ReportInputs | None = field(default=None, repr=False)  # None: read `folder`
     names: Names = field(default=NO_NAMES, repr=False)
-    columns: ColumnEncoding | None = field(default=None, repr=False)
+    encoding: Encoding | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         accuracy = self.summary["accuracy"]
@@ -158,7 +163,8 @@ class Result:
 
         Args:
             x: The rows, in the form of the training inputs: an array, or a tuple or dictionary of
-                arrays.
+                arrays. In place of them a data frame with the columns of the training table, a
+                list of texts, or a list of paths of images, if the training data were such.
             client: The name or number of a client of the run.
             labeled: In place of `client`, for a client that was not in the run: a pair (x, y) of a
                 few of its rows with targets, see `closest_client`.
@@ -174,7 +180,7 @@ class Result:
                 "client",
             )
         self.task.check_kind(kind)
-        rows = self.task.inputs(x)
+        rows = self.task.inputs(self._encoded(x, client))
         if labeled is not None:
             client = self.closest_client(*labeled)
         assert client is not None
@@ -185,13 +191,13 @@ class Result:
         clients share models, it is the first client of the group that the new client would join.
 
         Args:
-            x: The rows, in the form of the training inputs.
-            y: Their targets.
+            x: The rows, as in `predict`.
+            y: Their targets, as numbers.
 
         Returns:
             The name or number of the client, for `predict`, `model_of` and `cluster_of`.
         """
-        inputs, targets = self.task.labeled(x, y)
+        inputs, targets = self.task.labeled(self._encoded(x, None), y)
         first: dict[int, int] = {}  # for each model, the first client that has it
         for number, row in enumerate(self.models.model_ids.tolist()):
             if row >= 0:
@@ -205,6 +211,17 @@ class Result:
             )
         name: int | str = self.clients["client"][closest]
         return name
+
+    def _encoded(self, x: object, client: int | str | None) -> object:
+        """Inputs from a data frame, from texts or from paths of images; others as they are."""
+        encoding = self.encoding
+        if isinstance(encoding, ColumnEncoding) and hasattr(x, "columns"):
+            return encoding.encode(read_frame(x), client if isinstance(client, str) else None)
+        if isinstance(encoding, TextEncoding | ImageEncoding) and isinstance(x, list | tuple):
+            raw = [os.fspath(value) for value in x if isinstance(value, str | os.PathLike)]
+            if raw and len(raw) == len(x):
+                return encoding.encode(raw)
+        return x
 
     def to_frame(self) -> DataFrame:
         """The table of clients as a pandas DataFrame: a row for each client."""
@@ -335,7 +352,7 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Resu
         TaskSpec(models.shape, models.classes, _loss_name(store)),
         path,
         names=store.names(),
-        columns=store.columns(ColumnEncoding.from_json),
+        encoding=store.encoding(encoding_from_json),
     )
 
 

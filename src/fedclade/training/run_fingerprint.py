@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,11 @@ _FREE = (
     ("engine", "chunk"),
     ("engine", "threads"),
 )
+
+
+MOST_HASHED = 1 << 30
+"""The largest tensor in bytes of which all values count. Of a larger one it is a sample of rows."""
+_SAMPLE, _BLOCKS = 1 << 26, 512  # the bytes of that sample, and its blocks of consecutive rows
 
 
 def _is_free(table: str, key: str, tables: Tables) -> bool:
@@ -75,10 +80,11 @@ def fingerprint(
     )
     data: tuple[Tensor, ...] = ()
     if clients is not None:
+        test = () if clients.x_test is clients.x else tensors_of(clients.x_test)
         data = (
             *tensors_of(clients.x),
             clients.y,
-            *tensors_of(clients.x_test),
+            *test,
             clients.y_test,
             clients.train.index,
             clients.train.offsets,
@@ -88,10 +94,25 @@ def fingerprint(
         if clients.validation is not None:
             data += (clients.validation.index, clients.validation.offsets)
     for tensor in (*data, *others):
-        digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
+        for rows in _hashed_rows(tensor):
+            digest.update(np.ascontiguousarray(rows.cpu().numpy()).data)
     for name in names:
         digest.update(name.encode())
     return digest.hexdigest()
+
+
+def _hashed_rows(tensor: Tensor) -> Iterator[Tensor]:
+    """The rows of a tensor that count: all, or blocks at equal distances of a tensor that may be
+    larger than memory.
+    """
+    if tensor.nbytes <= MOST_HASHED:
+        yield tensor
+        return
+    rows = len(tensor)
+    length = max(1, _SAMPLE * rows // (_BLOCKS * tensor.nbytes))
+    for block in range(_BLOCKS):
+        first = block * (rows - length) // (_BLOCKS - 1)
+        yield tensor[first : first + length]
 
 
 def difference(then: Tables, now: Tables) -> str:

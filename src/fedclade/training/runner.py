@@ -74,6 +74,7 @@ def run(
     lr: float | None = None,
     batch_size: int | None = None,
     epochs: int | None = None,
+    steps: int | None = None,
     momentum: float | None = None,
     weight_decay: float | None = None,
     optimizer: Optimizer | None = None,
@@ -128,6 +129,8 @@ def run(
         lr: The learning rate η of the clients; 0.1 by default.
         batch_size: The size B of a minibatch; 10 by default.
         epochs: The number E of local epochs in a round; 1 by default.
+        steps: The number of local steps in a round, in place of `epochs`, the same for every
+            client; 0 for whole epochs; 0 by default.
         momentum: The momentum of local SGD; 0 by default.
         weight_decay: The weight decay of the clients' optimizer; 0 by default.
         optimizer: "sgd", "adam" or "adamw"; sgd by default.
@@ -199,6 +202,7 @@ def run(
             lr=lr,
             batch_size=batch_size,
             epochs=epochs,
+            steps=steps,
             momentum=momentum,
             weight_decay=weight_decay,
             optimizer=optimizer,
@@ -386,7 +390,7 @@ class TrainingRun:
             profile=profile,
             report_inputs=ReportInputs(setup.tables, features) if store is None else None,
             names=clients.names,
-            columns=clients.columns,
+            encoding=clients.encoding,
         )
 
 

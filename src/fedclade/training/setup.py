@@ -245,8 +245,14 @@ def own_batch_norm_of(method: Method, objective: Objective, local: LocalConfig) 
         objective: the model.
         local: the settings of local training.
     """
-    if local.batch_norm == "average":
+    if local.batch_norm == "average" and not method.own_batch_norm:
         return OwnBatchNorm(objective)
+    require(
+        bool(objective.batch_norm) or not method.own_batch_norm,
+        "method.name",
+        method.name,
+        "the model has no BatchNorm layer; use fedavg",
+    )
     require(
         bool(objective.batch_norm),
         "local.batch_norm",
@@ -285,8 +291,8 @@ def _tables(run: TrainingRun, method: Method, metadata: ClientMetadata) -> Table
         "data": {"name": metadata.dataset, **metadata.validation_origin},
         "partition": {"name": metadata.partition, **metadata.origin},
     }
-    if metadata.table_origin:
-        source = {"data": {**metadata.table_origin, **metadata.validation_origin}}
+    if metadata.data_origin:
+        source = {"data": {**metadata.data_origin, **metadata.validation_origin}}
     tables: Tables = source | {
         "model": {"name": name, **model},
         "local": asdict(run.local),

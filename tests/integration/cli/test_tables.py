@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import fedclade as fc
+from fedclade.analysis import report
 from fedclade.errors import InvalidInputError
 from fedclade.training import experiment_file
 
@@ -53,8 +55,8 @@ def test_from_csv_to_report(command: Call, stay: Path, tmp_path: Path) -> None:
     result = fc.load(tmp_path / "run")
     assert result.clients["client"] == sorted(SITES)
     assert result.names.classes == ("no", "yes")
-    assert result.columns is not None
-    assert result.columns.feature_names == ("age", "ward=a", "ward=b")
+    assert isinstance(result.encoding, fc.data.ColumnEncoding)
+    assert result.encoding.feature_names == ("age", "ward=a", "ward=b")
     methods = ("--methods", "fedavg,local", "--out", "two", "--device", "cpu")
     assert command("compare", "stay.toml", *few, *methods)[0] == 0
     assert command("report", "run", "two", "--out", "page.html")[0] == 0
@@ -115,7 +117,7 @@ def test_experiment_of_a_run_runs_again(command: Call, stay: Path, tmp_path: Pat
     assert command("run", "stay.toml", *few, "--out", "one")[0] == 0
     (tmp_path / "again.toml").write_bytes((tmp_path / "one" / "experiment.toml").read_bytes())
     assert command("run", "again.toml", "--out", "two", "--device", "cpu")[0] == 0
-    for name in ("models/models.safetensors", "columns.json", "names.json"):
+    for name in ("models/models.safetensors", "encoding.json", "names.json"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
@@ -137,6 +139,7 @@ TABLES = {
         ({"data": TABLES["data"] | {"test": 2.0}}, "data.test"),
         ({"data": TABLES["data"] | {"drop": "id"}}, "data.drop"),
         ({"data": TABLES["data"] | {"targets": "x"}}, "data.targets"),
+        ({"data": TABLES["data"] | {"path": "."}}, "data.client"),
         (
             {"data": {"name": "digits", "client": "site"}, "partition": {"name": "iid"}},
             "data.client",
@@ -149,12 +152,37 @@ def test_wrong_tables(changes: dict[str, dict[str, str]], field: str) -> None:
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize("path", ["stay.xlsx", "stay", "missing.csv", "."])
+@pytest.mark.parametrize("path", ["stay.xlsx", "stay", "missing.csv"])
 def test_wrong_paths(command: Call, path: str) -> None:
     tables = TABLES | {"data": TABLES["data"] | {"path": path}}
     with pytest.raises(InvalidInputError) as caught:
         experiment_file.experiment(tables).clients()
     assert caught.value.field in ("data.path", path)
+
+
+def test_who_is_in_which_group(command: Call, stay: Path, tmp_path: Path) -> None:
+    command("init", "stay.csv", "--client", "site", "--target", "diagnosis")
+    settings = ("--set", 'data.drop=["id","admitted","days"]', "--set", "method.name=clade")
+    code, out, _ = command("run", "stay.toml", *settings, "--out", "run", "--device", "cpu")
+    assert code == 0
+    result = fc.load(tmp_path / "run")
+    # The law is reversed in every second site.
+    members = sorted(result.groups.values(), key=len)
+    assert sorted(map(sorted, members)) == [
+        ["São Paulo", "east", "north"],
+        ["south", "west", "x,y"],
+    ]
+    page = report.collect([tmp_path / "run"])["runs"][0]["groups"]
+    assert {row["group"]: row["members"] for row in page} == result.groups
+    for group, names in result.groups.items():
+        assert re.search(rf"group {group} +{re.escape(', '.join(map(str, names)))}", out)
+    frame = dict(zip(result.clients["client"], result.clients["cluster"], strict=True))
+    assert frame == {name: result.cluster_of(name) for name in result.names.clients or ()}
+    # One group, or one for each client, needs no list.
+    for method in ("fedavg", "local"):
+        name = ("--set", f"method.name={method}", "--set", "run.rounds=1")
+        out = command("run", "stay.toml", *settings[:2], *name, "--out", method)[1]
+        assert "group 0" not in out
 
 
 def test_hospitals(command: Call, tmp_path: Path) -> None:

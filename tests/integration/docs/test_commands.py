@@ -49,6 +49,18 @@ NOT_RUN = {
         "fedclade reproduce flt_1",
     ): "needs MNIST; tests/unit/reproduce/test_quick.py runs every table with --quick",
     (
+        "docs/real_federations.md",
+        "fedclade reproduce flamby_heart",
+    ): "takes minutes; tests/unit/reproduce/test_quick.py runs every table with --quick",
+    (
+        "docs/real_federations.md",
+        "fedclade reproduce leaf_shakespeare",
+    ): "needs shakespeare.csv; tests/unit/reproduce/test_quick.py runs every table with --quick",
+    (
+        "docs/real_federations.md",
+        "fedclade report runs/shakespeare",
+    ): "needs the runs of the command above; tests/integration/runs/test_roles.py reports roles",
+    (
         "*",
         "fedclade reproduce all",
     ): "takes minutes; tests/unit/reproduce/test_quick.py runs every table with --quick",

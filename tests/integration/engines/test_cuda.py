@@ -24,6 +24,7 @@ from fedclade.core.federation import SegmentSum
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree, stack
 from fedclade.data import Clients, Iid, dataset, from_arrays, partition
+from fedclade.engines import simulator
 from fedclade.engines.accumulator import Accumulator
 from fedclade.engines.simulator import Precision
 from fedclade.errors import FedcladeWarning
@@ -411,3 +412,14 @@ def test_sums_have_the_same_bytes_as_on_the_cpu() -> None:
     for chunk in (7, 600):
         actual = sums("cuda", shuffled, chunk)
         assert all(torch.equal(actual[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("model", [MLP(50), SmallCNN()], ids=lambda model: model.name)
+def test_samples_on_the_host_give_the_same_bytes(
+    model: ModelSpec, images: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = replies(model, images, "cuda")
+    monkeypatch.setattr(simulator, "_CUDA_DATA_SHARE", 0.0)
+    actual = replies(model, images, "cuda")
+    assert Simulator(images, device="cuda")._train.storage.type == "cpu"
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)

@@ -18,13 +18,15 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedcla
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedclade[flower]'")
 
 
-def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, *options: str, experiment: str = "quickstart"
+) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable,
         "-m",
         "fedclade",
         "run",
-        "quickstart",
+        experiment,
         "--out",
         str(folder),
         *options,
@@ -56,6 +58,27 @@ def test_flower_and_simulator_give_the_same_results(method: str, tmp_path: Path)
         expected = expected_models.row(row)
         for name, value in models.row(row).items():
             torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_names_of_a_table_stay(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow (fedclade[tables]) is not installed")
+    settings = ("--set", "method.name=clade", "--set", "run.rounds=2")
+    for engine, folder in (("simulator", "simulated"), ("flower", "flower")):
+        nodes = ("--nodes", "2") if engine == "flower" else ()
+        done = run(tmp_path / folder, "--engine", engine, *nodes, *settings, experiment="hospitals")
+        assert done.returncode == 0, done.stderr
+        assert "cleveland" in done.stdout
+    simulated, flower = (fc.load(tmp_path / folder) for folder in ("simulated", "flower"))
+    assert flower.summary["engine"] == "flower"
+    assert flower.clients["client"] == ["cleveland", "hungarian", "switzerland", "va"]
+    assert flower.groups == simulated.groups
+    assert flower.names == simulated.names
+    assert flower.encoding == simulated.encoding
+    x = torch.zeros(1, len(flower.names.features or ()))
+    expected = simulated.predict(x, client="va", kind="output")
+    actual = flower.predict(x, client="va", kind="output")
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow

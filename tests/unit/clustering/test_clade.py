@@ -13,6 +13,7 @@ from fedclade.clustering.clade import (
     assign_new,
     effective_sizes,
     null_top_height,
+    rank,
     scatter_with_noise,
     split_group,
     split_groups,
@@ -67,6 +68,43 @@ def test_planted_groups_are_found(seed: int) -> None:
         rng.normal(size=(4, 16)) * 1.5, np.ones((4, 1)), rng.integers(10, 60, 40), seed
     )
     assert adjusted_rand_score(truth, find_groups(means, n, scatters, seed=seed)) == 1.0
+
+
+def projected(
+    centers: Array, sizes: NDArray[np.int64], seed: int
+) -> tuple[Array, Array, Array, NDArray[np.int64]]:
+    """Clients whose samples have a few dimensions, projected to 128 numbers in float32."""
+    means, n, scatters, truth = clients(centers, np.ones((len(centers), 1)), sizes, seed)
+    matrix = np.random.default_rng(seed).normal(size=(centers.shape[1], 128))
+    scatter = (matrix.T @ scatters.sum(0) @ matrix).astype(np.float32).astype(float)
+    return means @ matrix, n, scatter, truth
+
+
+def test_the_rank_is_that_of_the_samples_before_the_projection() -> None:
+    _, _, scatter, _ = projected(np.zeros((1, 14)), np.full(4, 100), seed=0)
+    assert scatter.shape == (128, 128)
+    assert rank(scatter) == 14
+    assert rank(np.zeros((3, 3))) == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_groups_of_few_dimensions_are_found_in_a_long_signature(seed: int) -> None:
+    """As for four hospitals and a logistic regression of 14 weights."""
+    centers = np.zeros((2, 14))
+    centers[1, :4] = 0.6
+    sizes = np.array([199, 85, 172, 30])
+    means, n, scatter, truth = projected(centers, sizes, seed)
+    labels = split_group(means, n, scatter, np.random.default_rng(0))
+    # The cut may separate more, but never joins the two groups.
+    assert len(np.unique(labels)) >= 2
+    assert all(len(set(truth[labels == label])) == 1 for label in np.unique(labels))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_noise_of_few_dimensions_is_one_group(seed: int) -> None:
+    sizes = np.array([199, 85, 172, 30])
+    means, n, scatter, _ = projected(np.zeros((1, 14)), sizes, seed)
+    assert not split_group(means, n, scatter, np.random.default_rng(0)).any()
 
 
 def test_each_group_is_split_again_with_its_own_scatter() -> None:

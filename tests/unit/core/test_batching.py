@@ -4,6 +4,7 @@ clients.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 from math import ceil
 
@@ -102,6 +103,25 @@ def test_padding_repeats_samples_of_the_same_batch_in_turn(
                 )
                 assert 1 <= valid <= how.size
                 assert places == [places[number % valid] for number in range(how.size)]
+
+
+@given(shuffled, sizes, st.integers(1, 12))
+@many
+def test_a_number_of_steps_is_the_start_of_enough_epochs(
+    how: Batches, given_sizes: list[int], num_steps: int
+) -> None:
+    fixed = plan_of(replace(how, epochs=1, num_steps=num_steps), given_sizes)
+    whole = plan_of(replace(how, epochs=num_steps), given_sizes)
+    for name in ("position", "valid", "key"):
+        steps = getattr(fixed, name)
+        assert steps.shape[1] == num_steps
+        assert torch.equal(steps, getattr(whole, name)[:, :num_steps])
+
+
+def test_every_client_with_samples_makes_the_same_number_of_steps() -> None:
+    how = Batches(size=4, num_steps=7)
+    assert how.steps(torch.tensor([1, 9, 100, 0])).tolist() == [7, 7, 7, 0]
+    assert [how.most(size) for size in (1, 100, 0)] == [7, 7, 0]
 
 
 @given(st.integers(1, 9), sizes)

@@ -36,7 +36,7 @@ def objective() -> Objective:
 def test_a_program_is_sent_as_a_name_and_numbers(objective: Objective) -> None:
     sent = to_spec(proximal(LocalTraining(objective, lr=0.1, epochs=3), mu=0.5))
     training = {"lr": 0.1, "batch_size": 10, "epochs": 3, "momentum": 0.0, "weight_decay": 0.0}
-    training |= {"optimizer": "sgd", "clip_norm": 0.0, "class_weight": "none"}
+    training |= {"optimizer": "sgd", "clip_norm": 0.0, "class_weight": "none", "steps": 0}
     assert sent == {
         "make": "methods.fedprox.proximal",
         "with": {"local": {"training": training}, "mu": 0.5},

@@ -150,6 +150,44 @@ def test_wrong_partitions_are_named() -> None:
     assert refused(unknown, client=None) == "data"
 
 
+def test_flower_datasets(tmp_path: Path) -> None:
+    """It cannot be installed with Flower 1.41, whose version of rich it excludes."""
+    flower = pytest.importorskip("flwr_datasets", reason="flwr-datasets is not installed")
+    partitioner = flower.partitioner
+    columns = {
+        "hospital": ["north", "south", "west"] * 10,
+        "age": np.arange(30.0).tolist(),
+        "ill": ["yes", "no"] * 15,
+    }
+    table = datasets.Dataset.from_dict(columns)
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for split in ("train", "test"):
+        table.to_csv(folder / f"{split}.csv")
+    by_hospital = partitioner.NaturalIdPartitioner(partition_by="hospital")
+    whole = flower.FederatedDataset(
+        dataset=str(folder),
+        partitioners={"train": by_hospital},
+        cache_dir=str(tmp_path / "cache"),
+    )
+    local = partitioner.NaturalIdPartitioner(partition_by="hospital")
+    local.dataset = table
+    for data in (whole, local):
+        clients = fc.data.from_hf(data, x="age", target="ill", test=0)
+        assert clients.names.clients == ("north", "south", "west")
+        ages = clients.arrays("south")[0]
+        assert isinstance(ages, torch.Tensor)
+        assert sorted(ages.flatten().tolist()) == list(range(1, 30, 3))
+    thirds = partitioner.IidPartitioner(3)
+    thirds.dataset = table
+    assert fc.data.from_hf(thirds, x="age", target="ill").sizes.tolist() == [8, 8, 8]
+    several = {"train": partitioner.IidPartitioner(3), "test": partitioner.IidPartitioner(3)}
+    data = flower.FederatedDataset(dataset=str(folder), partitioners=several)
+    with pytest.raises(InvalidInputError) as caught:
+        fc.data.from_hf(data, x="age", target="ill")
+    assert caught.value.field == "data"
+
+
 def test_wrong_columns_are_named() -> None:
     assert refused(table(), client=None) == "client"
     assert refused(table(), client="hospitl") == "hospitl"

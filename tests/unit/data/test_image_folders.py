@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 import fedclade as fc
-from fedclade.data import image_folders
+from fedclade.data import image_encoding
 from fedclade.errors import InvalidInputError
 
 
@@ -123,7 +123,7 @@ def test_an_image_that_is_too_large_is_not_decoded(
     assert raised.value.field == str(bomb)
     bomb.unlink()
     assert refused(wards, size=(2**20, 2**20)) == str(wards)  # more than memory
-    monkeypatch.setattr(image_folders, "MOST_BYTES", 10)
+    monkeypatch.setattr(image_encoding, "MOST_BYTES", 10)
     assert refused(wards, size=(4, 6)) == str(wards / "north" / "cat" / "0.png")
 
 

@@ -15,12 +15,13 @@ pa = pytest.importorskip("pyarrow", reason="pyarrow (fedclade[tables]) is not in
 import pyarrow.parquet as pq  # noqa: E402
 
 import fedclade as fc  # noqa: E402
-from fedclade.data import table_columns, tables  # noqa: E402
+from fedclade.data import column_encoding, table_columns, tables  # noqa: E402
 from fedclade.data.column_encoding import (  # noqa: E402
     CategoryColumn,
     ColumnEncoding,
     NumberColumn,
 )
+from fedclade.data.encoding import encoding_from_json, encoding_to_json  # noqa: E402
 from fedclade.data.tables import TableSettings, read_rows, read_table  # noqa: E402
 from fedclade.errors import FedcladeWarning, InvalidInputError  # noqa: E402
 
@@ -53,8 +54,8 @@ def from_text(tmp_path: Path, text: str | bytes, **settings: Any) -> fc.data.Cli
 def test_three_clients_by_hand(tmp_path: Path) -> None:
     clients = from_text(tmp_path, THREE, **BY_HAND)
     # Training rows only: ages 1, 3, 5, 7 (mean 4, variance 5), wards x and y.
-    assert clients.columns is not None
-    age, ward = clients.columns.columns
+    assert isinstance(clients.encoding, ColumnEncoding)
+    age, ward = clients.encoding.columns
     assert age == NumberColumn("age", 4.0, pytest.approx(5**0.5), True)
     assert ward == CategoryColumn("ward", ("x", "y"), False)
     assert clients.names.features == ("age", "age missing", "ward=x", "ward=y")
@@ -78,11 +79,11 @@ def test_standardize_by_client(tmp_path: Path) -> None:
     # a: 1, 3 (mean 2, deviation 1); b: 5 alone and c: 7 alone have the deviation of all.
     assert clients.arrays("a")[0][:, 0].tolist() == [-1.0, 1.0]  # type: ignore[index, call-overload]
     assert clients.arrays("b")[0][:, 0].tolist() == [0.0, 0.0]  # type: ignore[index, call-overload]
-    assert clients.columns is not None
+    assert isinstance(clients.encoding, ColumnEncoding)
     table = pa.table({"age": [2.0, 4.0], "ward": ["x", "q"], "site": ["a", "new"]})
-    x = clients.columns.encode(table)
+    x = clients.encoding.encode(table)
     assert x[:, 0].tolist() == [0.0, 0.0]  # (2 - 2) / 1, and (4 - 4) / √5 of all clients
-    assert clients.columns.encode(table, client="a")[:, 0].tolist() == [0.0, 2.0]
+    assert clients.encoding.encode(table, client="a")[:, 0].tolist() == [0.0, 2.0]
 
 
 def test_standardize_none_and_missing_drop(tmp_path: Path) -> None:
@@ -101,8 +102,10 @@ def test_encode_is_what_training_saw(tmp_path: Path) -> None:
     )
     path = write(tmp_path, "site,n,c,y\n" + rows)
     clients = fc.data.from_csv(path, client="site", target="y", test=0.0)
-    encoding = ColumnEncoding.from_json(json.loads(json.dumps(clients.columns.to_json())))  # type: ignore[union-attr]
-    assert encoding == clients.columns
+    assert clients.encoding is not None
+    encoding = encoding_from_json(json.loads(json.dumps(encoding_to_json(clients.encoding))))
+    assert encoding == clients.encoding
+    assert isinstance(encoding, ColumnEncoding)
     torch.testing.assert_close(encoding.encode(read_rows(path, encoding)), clients.x)
     # Numbers come back in their unit.
     assert clients.classes is None
@@ -111,12 +114,13 @@ def test_encode_is_what_training_saw(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"scale": 0.0}, {"scale": "wide"}, {"other": 1}])
-def test_damaged_columns_json(tmp_path: Path, change: dict[str, Any]) -> None:
-    encoding = from_text(tmp_path, THREE, **BY_HAND).columns
-    content = json.loads(json.dumps(encoding.to_json()))  # type: ignore[union-attr]
+def test_damaged_encoding_json(tmp_path: Path, change: dict[str, Any]) -> None:
+    encoding = from_text(tmp_path, THREE, **BY_HAND).encoding
+    assert encoding is not None
+    content = json.loads(json.dumps(encoding_to_json(encoding)))
     content["columns"][0] |= change
     with pytest.raises(ValueError, match=next(iter(change))):
-        ColumnEncoding.from_json(content)
+        encoding_from_json(content)
 
 
 def test_test_part_is_stratified_and_depends_on_the_seed(tmp_path: Path) -> None:
@@ -140,7 +144,7 @@ def test_test_part_is_stratified_and_depends_on_the_seed(tmp_path: Path) -> None
 def test_validation_rows_teach_nothing(tmp_path: Path) -> None:
     text = THREE + "c,validation,1000,q,no\n"
     clients = from_text(tmp_path, text, **BY_HAND)
-    assert clients.columns == from_text(tmp_path, THREE, **BY_HAND).columns
+    assert clients.encoding == from_text(tmp_path, THREE, **BY_HAND).encoding
     assert clients.validation_sizes.tolist() == [0, 0, 1]  # type: ignore[union-attr]
 
 
@@ -299,8 +303,8 @@ def test_client_without_training_rows_is_named(tmp_path: Path) -> None:
 
 
 def test_new_rows(tmp_path: Path) -> None:
-    encoding = from_text(tmp_path, THREE, **BY_HAND).columns
-    assert encoding is not None
+    encoding = from_text(tmp_path, THREE, **BY_HAND).encoding
+    assert isinstance(encoding, ColumnEncoding)
     x = encoding.encode(read_rows(write(tmp_path, "ward,age\nq,4\n,\n", "new.csv"), encoding))
     assert x.tolist() == [[0, 0, 0, 0], [0, 1, 0, 0]]
     with pytest.raises(InvalidInputError) as caught:
@@ -313,8 +317,8 @@ def test_new_rows(tmp_path: Path) -> None:
 
 
 def test_rows_with_missing_values_cannot_be_predicted_after_drop(tmp_path: Path) -> None:
-    encoding = from_text(tmp_path, THREE, missing="drop", **BY_HAND).columns
-    assert encoding is not None
+    encoding = from_text(tmp_path, THREE, missing="drop", **BY_HAND).encoding
+    assert isinstance(encoding, ColumnEncoding)
     with pytest.raises(InvalidInputError) as caught:
         encoding.encode(pa.table({"age": [1.0, None], "ward": ["x", "x"]}))
     assert caught.value.field == "age"
@@ -362,9 +366,9 @@ def test_heart_comes_along() -> None:
 def test_sums_equal_those_of_all_rows() -> None:
     """The mean and the deviation from sums over clients are those of the pooled rows."""
     rng = np.random.default_rng(0)
-    values, ids = 1e8 + rng.normal(size=300), rng.integers(0, 3, 300)
+    values, ids = 1e8 + rng.normal(size=300), np.sort(rng.integers(0, 3, 300))
     values[::7] = np.nan
-    sums = tables._Sums.of(values, ids, 3)
+    sums = tables._Sums.of(values.copy(), np.searchsorted(ids, [0, 1, 2]))
     assert sums.mean == pytest.approx(np.nanmean(values), rel=1e-14)
     assert sums.scale == pytest.approx(np.nanstd(values), rel=1e-6)
     means, scales = sums.by_client()
@@ -392,3 +396,80 @@ def test_codes_that_a_file_writes_as_decimals_are_the_known_categories(tmp_path:
     rows = write(tmp_path, "ward\n1.0\n2\n3.0\n1.5\n", "rows.csv")
     expected = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]]
     assert encoding.encode(read_rows(rows, encoding)).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["1", "2.5", "3"], [1, 2.5, 3]),
+        (["", "1", "2"], [np.nan, 1, 2]),
+        (["1", "", "01"], [1, np.nan, 1]),
+    ],
+    ids=["floats-later", "missing-first", "missing-later"],
+)
+def test_numbers_of_another_type_in_a_later_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: list[str], expected: list[float]
+) -> None:
+    """Each value fills a block, and pyarrow finds the types in the first one."""
+    monkeypatch.setattr(table_columns, "_BLOCK", 64)
+    rows = "".join(f"{value},{'x' * 50}\n" for value in values for _ in range(5))
+    table = table_columns.read_csv(write(tmp_path, f"v,filler\n{rows}"))
+    assert table_columns.kind_of(table, "v") == "number"
+    np.testing.assert_array_equal(
+        table_columns.as_numbers(table, "v"), np.repeat(np.array(expected), 5)
+    )
+
+
+def test_texts_in_a_later_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_columns, "_BLOCK", 64)
+    rows = "".join(f"{value},{'x' * 50}\n" for value in ("", "1", "b", "c", "b"))
+    table = table_columns.read_csv(write(tmp_path, f"v,filler\n{rows}"))
+    assert table_columns.kind_of(table, "v") == "category"
+    codes, texts = table_columns.as_codes(table, "v")
+    assert [texts[code] if code >= 0 else None for code in codes] == [None, "1", "b", "c", "b"]
+
+
+@pytest.mark.parametrize("distinct", [0, 1_000], ids=["text", "coded"])
+def test_texts_have_no_spaces_at_the_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distinct: int
+) -> None:
+    monkeypatch.setattr(table_columns, "_DISTINCT", distinct)
+    table = table_columns.read_csv(write(tmp_path, "w,v\na,1\n a ,2\n  ,3\nb,4\n,5\n"))
+    assert pa.types.is_dictionary(table.column("w").type) == (distinct > 0)
+    codes, texts = table_columns.as_codes(table, "w")
+    assert texts == ["a", "b"]
+    assert codes.tolist() == [0, 0, -1, 1, -1]
+    assert table_columns.as_text(table, "w").to_pylist() == ["a", "a", None, "b", None]
+
+
+def test_categories_of_a_frame_that_no_row_has_are_no_categories() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(
+        {
+            "site": pandas.Categorical(["a", "a", "b"], ["z", "b", "a"]),
+            "ward": pandas.Categorical(["1", "2", None], ["2", "none", "1"]),
+            "size": pandas.Categorical(["10", "2", "3"], ["2", "3", "10", "unknown"]),
+            "sick": ["no", "yes", "no"],
+        }
+    )
+    clients = fc.data.from_frame(
+        frame, client="site", target="sick", test=0.0, categorical=["ward"]
+    )
+    assert clients.names.clients == ("a", "b")
+    assert isinstance(clients.encoding, ColumnEncoding)
+    assert [column.kind for column in clients.encoding.columns] == ["category", "number"]
+    assert clients.names.features == ("ward=1", "ward=2", "ward missing", "size")
+
+
+def test_many_rows_are_written_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        f"{'abc'[i % 3]},{'' if i % 7 == 0 else i},{'xyz'[i % 5 % 3]},{i % 2}" for i in range(100)
+    ]
+    text = "site,age,ward,sick\n" + "\n".join(rows) + "\n"
+    settings: dict[str, Any] = {"client": "site", "target": "sick", "standardize": "client"}
+    expected = from_text(tmp_path, text, **settings)
+    for size in (1, 9):
+        monkeypatch.setattr(column_encoding, "_ROWS", size)
+        actual = from_text(tmp_path, text, **settings)
+        assert torch.equal(actual.x, expected.x)  # type: ignore[arg-type]
+        assert torch.equal(actual.x_test, expected.x_test)  # type: ignore[arg-type]

@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedclade as fc
-from fedclade.data.text_encoding import END, FIRST_WORD, PADDING, UNKNOWN, federated_vocabulary
+from fedclade.data.text_encoding import (
+    END,
+    FIRST_WORD,
+    PADDING,
+    UNKNOWN,
+    TextEncoding,
+    federated_vocabulary,
+)
 from fedclade.data.texts import window_starts
 from fedclade.errors import FedcladeWarning, InvalidInputError
 
@@ -47,23 +54,23 @@ def test_texts_with_classes_by_hand() -> None:
     )
     assert clients.names.clients == ("north", "south")
     assert clients.names.classes == ("down", "up")
-    assert clients.text is not None
+    assert isinstance(clients.encoding, TextEncoding)
     # good 3, coffee 2, tea 2; the rest are unknown
-    assert clients.text.vocabulary == ("good", "coffee", "tea")
+    assert clients.encoding.vocabulary == ("good", "coffee", "tea")
     x, y = clients.arrays("south")  # type: ignore[misc]
     assert x.tolist() == [[3, 3, 5, 0], [3, 4, 1, 1]]  # type: ignore[union-attr]
     assert y.tolist() == [1, 1]
     x, y = clients.arrays("north")  # type: ignore[misc]
     assert x.tolist() == [[1, 5, 0, 0], [1, 0, 0, 0]]  # type: ignore[union-attr]
-    assert clients.text.encode(["tea, please"]).tolist() == [[5, UNKNOWN, PADDING, PADDING]]
+    assert clients.encoding.encode(["tea, please"]).tolist() == [[5, UNKNOWN, PADDING, PADDING]]
 
 
 def test_test_texts_do_not_change_the_vocabulary() -> None:
     texts = [f"word{number}" for number in range(20)]
     table = {"review": texts, "shop": ["a"] * 20, "stars": ["up", "down"] * 10}
     clients = fc.data.from_text(table, text="review", client="shop", target="stars", test=0.5)
-    assert clients.text is not None
-    assert len(clients.text.vocabulary) == 10
+    assert isinstance(clients.encoding, TextEncoding)
+    assert len(clients.encoding.vocabulary) == 10
     assert clients.test_sizes.tolist() == [10]
     assert isinstance(clients.x_test, torch.Tensor)
     assert clients.x_test[:, 0].tolist() == [UNKNOWN] * 10
@@ -77,8 +84,8 @@ def test_tags_by_hand() -> None:
     }
     clients = fc.data.from_text(table, text="note", client="site", target="tags", length=3, test=0)
     assert clients.names.classes == ("O", "S", "T")
-    assert clients.text is not None
-    assert clients.text.vocabulary == ("fever", "cough", "may", "no", "since")
+    assert isinstance(clients.encoding, TextEncoding)
+    assert clients.encoding.vocabulary == ("fever", "cough", "may", "no", "since")
     x, y = clients.arrays("a")  # type: ignore[misc]
     # five words: the second window overlaps the first
     assert x.tolist() == [[3, 7, 5], [5, 6, 3]]  # type: ignore[union-attr]
@@ -120,8 +127,8 @@ def test_a_csv_file_and_a_data_set(tmp_path: Path) -> None:
     )
     clients = fc.data.from_text(path, text="review", client="shop", target="stars", test=0)
     assert clients.names.clients == ("north", "south")
-    assert clients.text is not None
-    assert clients.text.vocabulary == ("good", "tea", "bad")
+    assert isinstance(clients.encoding, TextEncoding)
+    assert clients.encoding.vocabulary == ("good", "tea", "bad")
     datasets = pytest.importorskip("datasets", reason="the extra hf is not installed")
     rows = datasets.Dataset.from_dict(REVIEWS)
     from_rows = fc.data.from_text(rows, text="review", client="shop", target="stars")

@@ -336,6 +336,7 @@ def test_the_experiment_that_was_written_has_every_default_filled_in(
             "label_smoothing": 0.0,
             "class_weight": "none",
             "batch_norm": "average",
+            "steps": 0,
         },
         "method": {"name": "fedavg"},
         "run": {

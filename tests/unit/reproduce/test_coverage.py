@@ -69,7 +69,7 @@ def test_every_item_has_a_table_or_a_reason() -> None:
 
 def test_every_table_on_disk_is_listed() -> None:
     listed = {name for item in paper_items() for name in item.found()}
-    assert {name for name, table in tables().items() if not table.other_paper} == listed
+    assert {name for name, table in tables().items() if not table.benchmark} == listed
 
 
 def test_repeated_tables_exist() -> None:
@@ -89,9 +89,10 @@ def test_cells_are_counted_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {
         "small": small,
         "again": replace(small, repeats="small"),
-        "elsewhere": replace(small, other_paper=True),
+        "benchmark": replace(small, benchmark="LEAF"),
         "other": small,
     }
     monkeypatch.setattr(coverage, "tables", lambda: found)
-    assert total([measured, outcome("other", cell("one", "b"))]) == CellCount(6, 2)
+    others = [outcome(name, cell("one", "b")) for name in ("other", "benchmark")]
+    assert total([measured, *others]) == CellCount(6, 2)
     assert str(total([measured])) == "1 of 6"

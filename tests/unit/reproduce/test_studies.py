@@ -24,7 +24,7 @@ from fedclade.reproduce import execute
 from fedclade.reproduce.compare_to_paper import Outcome
 from fedclade.reproduce.execute import Options, TableEntry, plan
 from fedclade.reproduce.markdown import page
-from fedclade.reproduce.spec import SYNTHETIC, Table, tables
+from fedclade.reproduce.spec import STUDY_DATA, SYNTHETIC, Table, tables
 from fedclade.reproduce.studies import fedgmcc_paths
 from fedclade.reproduce.studies.cfl_toys import Plane, Toy
 from fedclade.reproduce.studies.cfl_updates import (
@@ -37,11 +37,17 @@ from fedclade.reproduce.studies.cfl_updates import (
     two_clients,
 )
 from fedclade.reproduce.studies.fedgmcc_paths import curves
+from fedclade.reproduce.studies.hospitals import Hospitals
 from fedclade.training import experiment_file
 from fedclade.training.setup import module_for
 
 Tables = dict[str, dict[str, Any]]
-SETTINGS = {"cfl_directions": Directions, "cfl_plane": Plane, "cfl_toy": Toy}
+SETTINGS = {
+    "cfl_directions": Directions,
+    "cfl_plane": Plane,
+    "cfl_toy": Toy,
+    "hospitals": Hospitals,
+}
 STUDIES = [name for name, table in tables().items() if table.study]
 
 
@@ -356,7 +362,7 @@ def test_the_studies_of_the_papers_are_well_formed(
     table = tables()[name]
     planned = plan(table, Options(quick=quick))
     for entry in planned.entries.values():
-        if entry.data == SYNTHETIC:
+        if entry.data in STUDY_DATA:
             experiment_file.build(SETTINGS[table.study], entry.tables["study"], "study")
         else:
             assert (

@@ -11,7 +11,7 @@ from fedclade.data.dataset_catalog import CATALOGUE
 from fedclade.methods import FLT, LGFedAvg
 from fedclade.reproduce.encoder_data import COMBINED
 from fedclade.reproduce.execute import Options, Plan, plan
-from fedclade.reproduce.spec import SYNTHETIC, Column, Row, Table, tables
+from fedclade.reproduce.spec import STUDY_DATA, Column, Row, Table, tables
 from fedclade.training import experiment_file
 
 SHAPES = {  # of the inputs, and the number of classes
@@ -21,6 +21,7 @@ SHAPES = {  # of the inputs, and the number of classes
     **dict.fromkeys(("cifar10", "svhn"), ((3, 32, 32), 10)),
     "cifar100": ((3, 32, 32), 100),
     "ag_news": ((30,), 2_000),
+    "shakespeare": ((80,), 77),
     "genomic": ((30, 64), 2),
     "digits": ((1, 8, 8), 10),
 }
@@ -67,7 +68,7 @@ def cells(table: Table) -> list[tuple[Row, Column]]:
 
 
 def test_there_are_tables_of_all_four_papers() -> None:
-    papers = {name.partition("_")[0] for name, table in tables().items() if not table.other_paper}
+    papers = {name.partition("_")[0] for name, table in tables().items() if not table.benchmark}
     assert papers == {"flt", "flis", "cfl", "fedgmcc"}
 
 
@@ -131,7 +132,7 @@ def test_data_sets_are_known(table: Table) -> None:
     named = {name for column in table.columns for name in column.data} | {
         name for row in table.rows for name in row.encoder.values()
     }
-    assert named <= {*CATALOGUE, *DATASETS, *STAND_INS, *COMBINED, SYNTHETIC}
+    assert named <= {*CATALOGUE, *DATASETS, *STAND_INS, *COMBINED, *STUDY_DATA}
 
 
 @pytest.mark.parametrize("quick", [False, True], ids=["whole", "quick"])
@@ -211,5 +212,5 @@ def test_numbers_of_the_papers_are_possible(table: Table) -> None:
 )
 def test_every_cell_of_a_study_has_valid_settings(table: Table, quick: bool) -> None:
     for entry in planned(table, quick).entries.values():
-        if entry.data != SYNTHETIC:  # studies with synthetic data have other settings
+        if entry.data not in STUDY_DATA:  # other studies have other settings
             experiment_file.experiment(experiment_file.apply(entry.base, entry.sets))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedclade.data import Clients
+from fedclade.training import run_fingerprint
 from fedclade.training.run_fingerprint import Tables, difference, fingerprint
 
 
@@ -77,3 +78,20 @@ def test_a_stored_list_is_the_tuple_that_was_written() -> None:
     other = stored()
     other["method"]["layers"] = ["fc1"]
     assert difference(other, tables()) == "method.layers was ['fc1'], now ('fc1', 'fc2')"
+
+
+def test_of_large_data_a_sample_of_rows_counts(
+    monkeypatch: pytest.MonkeyPatch, ragged: Clients
+) -> None:
+    x = ragged.x
+    assert isinstance(x, torch.Tensor)
+    monkeypatch.setattr(run_fingerprint, "MOST_HASHED", x.nbytes - 1)
+    monkeypatch.setattr(run_fingerprint, "_BLOCKS", 3)
+    monkeypatch.setattr(run_fingerprint, "_SAMPLE", 3 * x[0].nbytes)
+    before = fingerprint(tables(), ragged, [])
+    counted = []
+    for row in range(len(x)):
+        changed = x.clone()
+        changed[row] += 1
+        counted.append(fingerprint(tables(), replace(ragged, x=changed), []) != before)
+    assert [row for row in range(len(x)) if counted[row]] == [0, (len(x) - 1) // 2, len(x) - 1]

@@ -65,7 +65,23 @@ def small_run(clients: Clients, method: fc.Method | None = None, **settings: Any
     return fc.run(method or fc.FedAvg(), clients, **{**defaults, **settings})
 
 
-# --- rounds, evaluation, fine-tuning
+# --- rounds, steps, evaluation, fine-tuning
+
+
+@pytest.mark.parametrize("method", [fc.FedAvg(), fc.FedNova(), fc.SCAFFOLD()])
+def test_steps_take_the_place_of_epochs(method: fc.Method, digits: Clients) -> None:
+    # With one batch per epoch, three steps are three epochs.
+    settings: dict[str, Any] = {"batch_size": 200, "fine_tune_epochs": 1}
+    by_steps = small_run(digits, method, steps=3, **settings)
+    by_epochs = small_run(digits, method, epochs=3, **settings)
+    assert same_models(by_steps, by_epochs)
+    assert by_steps.summary["accuracy_tuned"] == by_epochs.summary["accuracy_tuned"]
+
+
+def test_steps_and_epochs_exclude_each_other() -> None:
+    with pytest.raises(fc.InvalidInputError) as error:
+        fc.LocalConfig(epochs=2, steps=10)
+    assert error.value.field == "local.epochs"
 
 
 @METHODS

@@ -106,7 +106,7 @@ def _advice(diagnosis: Diagnosis) -> str:
         return text
     faint = diagnosis.group is None and diagnosis.evidence.given_labels_differ
     return (
-        f"{text} Clustering did not help in the pilot runs."
+        f"{text} Clustering was not clearly better in the pilot runs."
         if faint or diagnosis.group
         else f"{text} Clustering will not help."
     )

@@ -69,13 +69,18 @@ def _by_kind(differ: bool, groups: int | None, faint: bool) -> Advice:
     """The recommendation without pilot runs, from the kind of heterogeneity alone."""
     if groups or faint:
         settings = {"recluster_every": 5} if faint else {}
+        found = (
+            "the clients form groups"
+            if groups
+            else "the clients differ, and there may be groups that the diagnosis cannot detect"
+        )
         return Advice(
             "clade",
             settings,
             None,
             None,
             True,
-            "the clients form groups; without pilot runs no gain is estimated",
+            f"{found}; without pilot runs no gain is estimated",
         )
     why = (
         "there are no groups, so start with one model for all; without pilot runs no gain is"
@@ -93,7 +98,7 @@ def _why(chosen: Probe, differ: bool, groups: int | None) -> str:
         )
     if chosen.method == "local":
         reason = "there are groups, but" if groups else "every client differs, and"
-        return f"{reason} a separate model for each client is best"
+        return f"{reason} no method is clearly better than a separate model for each client"
     if groups:
         return f"the clients form {groups} groups, with one model each"
     return "sharing a model among similar clients is better than one model for all and than local"

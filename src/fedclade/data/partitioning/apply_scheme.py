@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core.inputs import Inputs, join_inputs, select
+from fedclade.core.inputs import Inputs, join_inputs, select, tensors_of
 from fedclade.core.names import checked_client_names
 from fedclade.data.array_checks import Pool
 from fedclade.data.datasets import Dataset
@@ -56,6 +56,7 @@ PARTITIONS: dict[str, type[Scheme]] = {
 }
 
 MOST_PROBE = 2500
+MOST_COPIED = 1 << 30  # bytes of test samples that become a pool of their own
 STREAM = 0xDA7A  # separates these random numbers from other uses of the same seed
 
 
@@ -246,9 +247,17 @@ def _test(data: Dataset, split: Split) -> tuple[Inputs, Tensor, RaggedIndex, Ten
     used = [key for key in dict.fromkeys(keys) if len(parts[key[0]]) + len(held_out[key[0]])]
     number = {key: i for i, key in enumerate(used)}
     of_client = torch.tensor([number.get(key, -1) for key in keys])
-    if split.transform is None and split.held_out is None:
-        used_parts = RaggedIndex.of([torch.from_numpy(parts[part]) for part, _ in used])
-        return data.x_test, data.y_test, used_parts, of_client, torch.arange(len(data.y_test))
+    samples = sum(len(parts[part]) + len(held_out[part]) for part, _ in used)
+    # Test samples that may be larger than memory are not copied.
+    if split.transform is None and (
+        split.held_out is None or samples * _sample_bytes(data.x_train) > MOST_COPIED
+    ):
+        one_pool = _one_test_pool(
+            data, [parts[part] for part, _ in used], [held_out[part] for part, _ in used]
+        )
+        if one_pool is not None:
+            x, y, rows, source = one_pool
+            return x, y, rows, of_client, source
 
     blocks = [
         _block(data, parts[part], held_out[part], group, split.transform) for part, group in used
@@ -265,6 +274,27 @@ def _test(data: Dataset, split: Split) -> tuple[Inputs, Tensor, RaggedIndex, Ten
     x, y, source = join_inputs(torch.cat, xs), torch.cat(ys), torch.cat(sources)
     offsets = torch.tensor([0, *(len(block[1]) for block in blocks)]).cumsum(0)
     return x, y, RaggedIndex(torch.arange(len(y)), offsets), of_client, source
+
+
+def _one_test_pool(
+    data: Dataset, test: Sequence[Index], held_out: Sequence[Index]
+) -> tuple[Inputs, Tensor, RaggedIndex, Tensor] | None:
+    """The pool of all test samples, the rows of each part, and the original sample of each row;
+    None if some parts are rows of the test data and some of the training data.
+    """
+    if not any(map(len, held_out)):
+        rows, source = test, torch.arange(len(data.y_test))
+        x, y = data.x_test, data.y_test
+    elif not any(map(len, test)):
+        rows, source = held_out, torch.arange(len(data.y_train)) + len(data.y_test)
+        x, y = data.x_train, data.y_train
+    else:
+        return None
+    return x, y, RaggedIndex.of(map(torch.from_numpy, rows)), source
+
+
+def _sample_bytes(x: Inputs) -> int:
+    return sum(value[:1].nbytes for value in tensors_of(x))
 
 
 def _block(

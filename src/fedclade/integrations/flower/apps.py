@@ -48,7 +48,7 @@ from fedclade.methods.required_context import NeedsSecret
 from fedclade.registry import find
 from fedclade.training import experiment_file
 from fedclade.training.config import EngineConfig, LocalConfig, ServerConfig, TrainingConfig
-from fedclade.training.experiment_file import DataConfig
+from fedclade.training.data_config import DataConfig
 from fedclade.training.output_metrics import UserMetrics
 from fedclade.training.result import Result
 from fedclade.training.runner import TrainingRun

@@ -96,3 +96,10 @@ def test_power_includes_only_differences_that_were_not_found() -> None:
     assert unsure.power() == pytest.approx(0.01)
     assert Evidence(MUCH, MUCH, UNSURE, None, 0.1, classes=10).power() == 0.1
     assert Evidence(MUCH, MUCH, MUCH, 0.3, 0.1, classes=10).power() == 1
+
+
+def test_without_pilot_runs_undetected_groups_are_no_found_groups() -> None:
+    found, faint = recommend(True, 3, False, []), recommend(True, None, True, [])
+    assert found.method == faint.method == "clade"
+    assert (found.settings, faint.settings) == ({}, {"recluster_every": 5})
+    assert found.why != faint.why
