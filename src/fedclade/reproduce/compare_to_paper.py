@@ -21,6 +21,7 @@ _LOWER_IS_BETTER = (
     *("rounds_to", "megabits_to", "perplexity", "loss", "bytes"),
     *("accuracy_variance", "train_accuracy_variance"),
 )
+_NEITHER_IS_BETTER = ("clusters", "groups", "models")
 
 
 @dataclass(frozen=True)
@@ -250,8 +251,12 @@ def _checked(
 
 
 def in_words(cell: Cell) -> str:
-    """The mark as a word: "better" and "worse" depend on the metric."""
+    """The mark as a word: "better" and "worse" depend on the metric; a number of groups only
+    differs.
+    """
     if cell.mark in ("above", "below"):
+        if cell.metric.startswith(_NEITHER_IS_BETTER):
+            return "differs"
         better = (cell.mark == "above") != cell.metric.startswith(_LOWER_IS_BETTER)
         return "better" if better else "worse"
     return cell.mark
