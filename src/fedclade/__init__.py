@@ -51,12 +51,14 @@ if TYPE_CHECKING:
         FedAvgFineTune,
         FedBABU,
         FedBN,
+        FedEM,
         FedGMCC,
         FedNova,
         FedPer,
         FedProx,
         FedRep,
         FedSEM,
+        KNNPer,
         LGFedAvg,
         Local,
         Method,
@@ -88,6 +90,7 @@ __all__ = [
     "FedAvgFineTune",
     "FedBABU",
     "FedBN",
+    "FedEM",
     "FedGMCC",
     "FedNova",
     "FedPer",
@@ -97,6 +100,7 @@ __all__ = [
     "FedcladeError",
     "FedcladeWarning",
     "InvalidInputError",
+    "KNNPer",
     "LGFedAvg",
     "LoRA",
     "Local",
@@ -148,8 +152,8 @@ _MODULES = {
     ),
     "fedclade.methods": (
         "APFL CFL FLISDC FLISHC FLT IFCA PCAHC SCAFFOLD Clade Ditto FedALA FedAvg FedAvgFineTune "
-        "FedBABU FedBN FedGMCC FedNova FedPer FedProx FedRep FedSEM LGFedAvg Local Method Oracle "
-        "PerFedAvg"
+        "FedBABU FedBN FedEM FedGMCC FedNova FedPer FedProx FedRep FedSEM KNNPer LGFedAvg Local "
+        "Method Oracle PerFedAvg"
     ),
     "fedclade.models.transformers": "LoRA",
     "fedclade.registry": "register",

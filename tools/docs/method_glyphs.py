@@ -317,6 +317,33 @@ def chosen() -> list[str]:
     return [*parts, circle(125, 126, ORANGE, 10), words(240, 92, "bars: loss", INK, 11, "end")]
 
 
+def mixed() -> list[str]:
+    """FedEM: each client has its own proportions of all models."""
+    parts = []
+    for number, color in enumerate((BLUE, ORANGE, GREEN)):
+        parts += model(62 + number * 62, 26, color, "w")
+    shares = ((6, 2, 2), (5, 4, 1), (2, 7, 1), (1, 6, 3), (3, 1, 6), (1, 1, 8))
+    for client, heights in enumerate(shares):
+        x, y = column(client), 100.0
+        for color, height in zip((BLUE, ORANGE, GREEN), heights, strict=True):
+            y -= 4 * height
+            parts.append(
+                f'<rect x="{x - 9:.1f}" y="{y:.1f}" width="18" height="{4 * height}"'
+                f' fill="{color}"/>'
+            )
+        parts.append(circle(x, 126, GRAY))
+    return parts
+
+
+def neighbors() -> list[str]:
+    """kNN-Per: a new point among the labeled points of its client."""
+    points = ((48, 40), (70, 72), (44, 96), (96, 38), (150, 52), (176, 92), (140, 112), (204, 60))
+    colors = (BLUE, BLUE, BLUE, BLUE, ORANGE, ORANGE, ORANGE, ORANGE)
+    parts = [line(120, 76, x, y, GRAY, 1.2, "4 3") for x, y in (points[1], points[3], points[4])]
+    parts += [circle(x, y, color, 6) for (x, y), color in zip(points, colors, strict=True)]
+    return [*parts, *model(120, 76, INK, "?", 20), words(240, 138, "points: φ(x)", INK, 11, "end")]
+
+
 def encoded() -> list[str]:
     """Samples through an encoder to k centers."""
     parts = [

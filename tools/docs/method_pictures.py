@@ -34,6 +34,8 @@ from method_glyphs import (
     line,
     linked,
     matrix,
+    mixed,
+    neighbors,
     nodes,
     own_heads,
     path,
@@ -150,6 +152,28 @@ PICTURES: dict[str, tuple[str, list[tuple[Glyph, str, str]]]] = {
                 personal,
                 "2. Each client makes that step",
                 "on its training data; it uses the result",
+            ),
+        ],
+    ),
+    "knn_per": (
+        "kNN-Per: one model and a client's nearest samples",
+        [
+            (UP, "1. One model is trained", "as in FedAvg"),
+            (
+                neighbors,
+                "2. A client compares features",
+                "with its own samples: λ p_kNN + (1 − λ) p",
+            ),
+        ],
+    ),
+    "fedem": (
+        "FedEM: each client has its own mixture of K models",
+        [
+            (mixed, "1. A client receives K models", "and computes its mixture π"),
+            (
+                star((BLUE, ORANGE, GREEN), (0, 0, 1, 1, 2, 2), "up", (GRAY,) * 6),
+                "2. It trains all of them",
+                "each sample by its part in a model",
             ),
         ],
     ),

@@ -51,7 +51,9 @@ TITLES = {
     "ditto": "Ditto",
     "apfl": "APFL",
     "fedala": "FedALA",
+    "knn_per": "kNN-Per",
     "ifca": "IFCA",
+    "fedem": "FedEM",
     "fedsem": "FedSEM",
     "pca_hc": "PCA+kM+HC",
     "flt": "FLT",
@@ -105,9 +107,14 @@ def read_numbers() -> Numbers:
     return Numbers(digits, papers, dirichlet)
 
 
+def title_of(method: str) -> str:
+    """The short name of a method: that of TITLES, or the start of its title."""
+    return TITLES.get(method) or METHODS[method].title.partition(":")[0]
+
+
 def link(method: str) -> str:
     page = "flis" if method.startswith("flis") else method
-    return f"[{TITLES[method]}](methods/{page}.md)"
+    return f"[{title_of(method)}](methods/{page}.md)"
 
 
 def cell(value: float | None, best: bool = False) -> str:
@@ -254,11 +261,11 @@ def advice(numbers: Numbers) -> str:
     )
 
     def pair(federation: str, *methods: str) -> str:
-        return ", ".join(f"{TITLES[method]} {of[federation][method]:.1f}" for method in methods)
+        return ", ".join(f"{title_of(method)} {of[federation][method]:.1f}" for method in methods)
 
     def papers(name: str, column: str, *methods: str) -> str:
         return ", ".join(
-            f"{TITLES[method]} {value(paper(name, column, method)):.1f}" for method in methods
+            f"{title_of(method)} {value(paper(name, column, method)):.1f}" for method in methods
         )
 
     rows = [
@@ -304,7 +311,7 @@ def advice(numbers: Numbers) -> str:
             f" {pair('any two classes', 'fedavg', 'local', 'lg_fedavg', 'clade')}; MNIST,"
             " Dirichlet(0.1), two seeds: "
             + ", ".join(
-                f"{TITLES[method]} {statistics.fmean(numbers.dirichlet[method]):.1f}"
+                f"{title_of(method)} {statistics.fmean(numbers.dirichlet[method]):.1f}"
                 for method in ("fedavg", "local", "clade")
             ),
         ],
@@ -329,7 +336,7 @@ def written() -> str:
     numbers = read_numbers()
     seeds = min(len(rows) for rows in numbers.digits.values())
     absent = [
-        TITLES[name]
+        title_of(name)
         for name in METHODS
         if not any(numbers.paper(paper, column, name) is not None for _, paper, column in PAPERS)
     ]
@@ -349,7 +356,7 @@ def written() -> str:
         max(count for _, count in numbers.papers.values()),
     )
     seeds_of_papers = "one seed" if most == 1 else f"{fewest} to {most} seeds"
-    behind = ", ".join(f"{TITLES[name]} up to {points:.1f}" for name, points in others)
+    behind = ", ".join(f"{title_of(name)} up to {points:.1f}" for name, points in others)
     return f"""# Which method for which federation
 
 `python tools/docs/which_page.py` makes this page from results/, and a test compares them.

@@ -100,6 +100,7 @@ def optimizer_step(
     *,
     plus: Tree | None = None,
     only: tuple[str, ...] | None = None,
+    gradient_scale: Tensor | None = None,
 ) -> tuple[Tree, Tree]:
     """One step of the client's optimizer, as torch.optim defines it.
 
@@ -113,6 +114,7 @@ def optimizer_step(
         lr: the learning rate.
         plus: a tree that is added to the gradient, where it has a value.
         only: the parameters and running statistics that change; None for all.
+        gradient_scale: a factor of the loss's gradient, one per client; None for 1.
 
     Returns:
         The new weights and the new state.
@@ -128,9 +130,16 @@ def optimizer_step(
             weight_decay=local.weight_decay,
             clip_norm=local.clip_norm,
             plus=plus,
+            gradient_scale=gradient_scale,
         )
     gradient, statistics = loss_gradient(
-        local.objective, params, batch, plus=plus, clip_norm=local.clip_norm, only=only
+        local.objective,
+        params,
+        batch,
+        plus=plus,
+        clip_norm=local.clip_norm,
+        only=only,
+        gradient_scale=gradient_scale,
     )
     w = {name: params[name] for name in gradient}
     if local.weight_decay and local.optimizer != "adamw":
@@ -168,6 +177,7 @@ def loss_gradient(
     plus: Tree | None = None,
     clip_norm: float = 0.0,
     only: tuple[str, ...] | None = None,
+    gradient_scale: Tensor | None = None,
 ) -> tuple[Tree, Tree]:
     """The gradient of the loss of a batch.
 
@@ -178,6 +188,7 @@ def loss_gradient(
         plus: a tree that is added to the gradient, where it has a value.
         clip_norm: the largest norm of the gradient; 0 for no limit.
         only: the parameters and running statistics to return; None for all.
+        gradient_scale: a factor of the loss's gradient, one per client; None for 1.
 
     Returns:
         The gradient, and the new running statistics.
@@ -186,7 +197,7 @@ def loss_gradient(
     base = {**zeros, **{name: value.clone() for name, value in (plus or {}).items()}}
     after = objective.add_scaled_gradient(
         base | {name: at[name].clone() for name in objective.statistics},
-        batch.weight.new_ones(()),
+        batch.weight.new_ones(()) if gradient_scale is None else gradient_scale,
         at,
         batch,
         overwrite=True,
@@ -240,6 +251,7 @@ def sgd_step(
     clip_norm: float = 0.0,
     plus: Tree | None = None,
     at: Tree | None = None,
+    gradient_scale: Tensor | None = None,
 ) -> tuple[Tree, Tree]:
     """One step of SGD as in torch.optim.SGD: v <- momentum v + (g + weight_decay w), w <- w - lr v.
 
@@ -256,6 +268,7 @@ def sgd_step(
         clip_norm: the largest norm of g; 0 for no limit.
         plus: a tree that is added to the gradient g, where it has a value.
         at: the weights at which g is taken; None for w.
+        gradient_scale: a factor of the loss's gradient, one per client; None for 1.
 
     Returns:
         The new weights and the new velocity.
@@ -265,7 +278,14 @@ def sgd_step(
     w = {name: value for name, value in params.items() if name not in statistics}
     clipped: Tree | None = None
     if clip_norm:
-        clipped, statistics = loss_gradient(objective, at, batch, plus=plus, clip_norm=clip_norm)
+        clipped, statistics = loss_gradient(
+            objective,
+            at,
+            batch,
+            plus=plus,
+            clip_norm=clip_norm,
+            gradient_scale=gradient_scale,
+        )
         plus = clipped
     if weight_decay:
         decay = tree_map(lambda w: weight_decay * w, w)
@@ -278,6 +298,8 @@ def sgd_step(
     if plus is not None:
         base = _added(base, {name: scale * plus[name] for name in base if name in plus})
     if clipped is None:
+        if gradient_scale is not None:
+            scale = scale * gradient_scale
         base = objective.add_scaled_gradient(base | statistics, scale, at, batch, overwrite=True)
         statistics = {name: base.pop(name) for name in statistics}
     if momentum:

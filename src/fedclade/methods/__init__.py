@@ -10,6 +10,7 @@ from fedclade.methods.fedavg import FedAvg
 from fedclade.methods.fedavg_finetune import FedAvgFineTune
 from fedclade.methods.fedbabu import FedBABU
 from fedclade.methods.fedbn import FedBN
+from fedclade.methods.fedem import FedEM
 from fedclade.methods.fedgmcc import FedGMCC
 from fedclade.methods.fednova import FedNova
 from fedclade.methods.fedper import FedPer
@@ -19,6 +20,7 @@ from fedclade.methods.fedsem import FedSEM
 from fedclade.methods.flis import FLISDC, FLISHC
 from fedclade.methods.flt import FLT
 from fedclade.methods.ifca import IFCA
+from fedclade.methods.knn_per import KNNPer
 from fedclade.methods.lg_fedavg import LGFedAvg
 from fedclade.methods.local import Local
 from fedclade.methods.oracle import Oracle
@@ -28,7 +30,7 @@ from fedclade.methods.scaffold import SCAFFOLD
 
 _ALL: tuple[type[Method], ...] = (
     *(FedAvg, Local, FedProx, FedNova, SCAFFOLD, LGFedAvg, PerFedAvg, IFCA, FedSEM, PCAHC),
-    *(FedAvgFineTune, FedPer, FedRep, FedBABU, FedBN, Ditto, APFL, FedALA),
+    *(FedAvgFineTune, FedPer, FedRep, FedBABU, FedBN, Ditto, APFL, FedALA, KNNPer, FedEM),
     *(FLT, CFL, FLISDC, FLISHC, FedGMCC, Clade, Oracle),
 )
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
@@ -50,12 +52,14 @@ __all__ = [
     "FedAvgFineTune",
     "FedBABU",
     "FedBN",
+    "FedEM",
     "FedGMCC",
     "FedNova",
     "FedPer",
     "FedProx",
     "FedRep",
     "FedSEM",
+    "KNNPer",
     "LGFedAvg",
     "Local",
     "Method",
