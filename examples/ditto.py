@@ -2,7 +2,7 @@ r"""Ditto: a method with its own client step and a personal model. docs/extend.m
 
 python examples/ditto.py
 fedclade check-method examples/ditto.py
-fedclade run quickstart --import examples/ditto.py --set method.name=ditto
+fedclade run quickstart --import examples/ditto.py --set method.name=my_ditto
 """
 
 from dataclasses import dataclass
@@ -81,7 +81,7 @@ def to_carry(w: Tree, w_velocity: Tree, v: Tree, v_velocity: Tree) -> Tree:
     return models | add_prefix("w_velocity", w_velocity) | add_prefix("v_velocity", v_velocity)
 
 
-@fc.register("method", "ditto")
+@fc.register("method", "my_ditto")
 @dataclass(frozen=True)
 class Ditto(fc.FedAvg):
     """Clients train the global model w as in FedAvg. Client k also keeps a personal model v_k that

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from fedclade.integrations import sklearn
     from fedclade.methods import (
+        APFL,
         CFL,
         FLISDC,
         FLISHC,
@@ -44,11 +45,20 @@ if TYPE_CHECKING:
         PCAHC,
         SCAFFOLD,
         Clade,
+        Ditto,
+        FedALA,
         FedAvg,
+        FedAvgFineTune,
+        FedBABU,
+        FedBN,
+        FedEM,
         FedGMCC,
         FedNova,
+        FedPer,
         FedProx,
+        FedRep,
         FedSEM,
+        KNNPer,
         LGFedAvg,
         Local,
         Method,
@@ -65,6 +75,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0.dev0"
 
 __all__ = [
+    "APFL",
     "CFL",
     "FLISDC",
     "FLISHC",
@@ -73,14 +84,23 @@ __all__ = [
     "PCAHC",
     "SCAFFOLD",
     "Clade",
+    "Ditto",
+    "FedALA",
     "FedAvg",
+    "FedAvgFineTune",
+    "FedBABU",
+    "FedBN",
+    "FedEM",
     "FedGMCC",
     "FedNova",
+    "FedPer",
     "FedProx",
+    "FedRep",
     "FedSEM",
     "FedcladeError",
     "FedcladeWarning",
     "InvalidInputError",
+    "KNNPer",
     "LGFedAvg",
     "LoRA",
     "Local",
@@ -131,8 +151,9 @@ _MODULES = {
         "FedcladeError FedcladeWarning InvalidInputError VectorizationError WriteError"
     ),
     "fedclade.methods": (
-        "CFL FLISDC FLISHC FLT IFCA PCAHC SCAFFOLD Clade FedAvg FedGMCC FedNova "
-        "FedProx FedSEM LGFedAvg Local Method Oracle PerFedAvg"
+        "APFL CFL FLISDC FLISHC FLT IFCA PCAHC SCAFFOLD Clade Ditto FedALA FedAvg FedAvgFineTune "
+        "FedBABU FedBN FedEM FedGMCC FedNova FedPer FedProx FedRep FedSEM KNNPer LGFedAvg Local "
+        "Method Oracle PerFedAvg"
     ),
     "fedclade.models.transformers": "LoRA",
     "fedclade.registry": "register",

@@ -26,7 +26,11 @@ CASES: dict[str, Any] = {
     "lg_fedavg, head local": lambda: LGFedAvg(local_layers=("4",)),
     "lg_fedavg, BatchNorm and head local": lambda: LGFedAvg(local_layers=("2", "4")),
 }
-REFUSED = {"flis_dc", "flis_hc", "fedgmcc"}  # their server runs the clients' models
+REFUSED = {
+    *("flis_dc", "flis_hc", "fedgmcc"),  # their server runs the clients' models
+    *("ditto", "apfl", "fedala"),  # clients have a whole model of their own
+    "fedem",  # one layer for K models
+}
 SETTINGS: dict[BatchNorm, set[str]] = {  # with the checks that depend on it
     "average": {
         "run_can_be_resumed",

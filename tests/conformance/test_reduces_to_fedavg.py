@@ -18,8 +18,10 @@ from fedclade import (
     IFCA,
     SCAFFOLD,
     FedAvg,
+    FedEM,
     FedNova,
     FedProx,
+    KNNPer,
     LGFedAvg,
     Method,
     PerFedAvg,
@@ -151,6 +153,25 @@ def test_ifca_with_one_model(case: Case) -> None:
         IFCA(clusters=1, shared_layers="trunk"),
     ):
         assert difference(trained(method, clients, cohorts, **local), plain) == 0
+
+
+@few
+@given(federations())
+def test_fedem_with_one_model(case: Case) -> None:
+    clients, cohorts, local = case
+    mixed = trained(FedEM(components=1), clients, cohorts, **local)
+    start = "components.0."
+    models = {n.removeprefix(start): v for n, v in mixed.items() if n.startswith(start)}
+    assert difference(models, trained(FedAvg(), clients, cohorts, **local)) == 0
+
+
+@few
+@given(federations())
+def test_knn_per_with_no_sample_held_out(case: Case) -> None:
+    clients, cohorts, local = case
+    mixed = trained(KNNPer(hold_out=False), clients, cohorts, **local)
+    models = {n.removeprefix("model."): v for n, v in mixed.items() if n.startswith("model.")}
+    assert difference(models, trained(FedAvg(), clients, cohorts, **local)) == 0
 
 
 @few

@@ -32,7 +32,12 @@ class Case:
     """A method on the three clients. With `layers=2` the model is f(x) = b a x, from a = b = 1."""
 
     def __init__(
-        self, method: Method, absent: Sequence[int] = (), layers: int = 1, **local: Any
+        self,
+        method: Method,
+        absent: Sequence[int] = (),
+        layers: int = 1,
+        clients: Clients | None = None,
+        **local: Any,
     ) -> None:
         model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(layers)))
         for layer in model:
@@ -41,7 +46,7 @@ class Case:
         self.method = method.with_local_config(
             LocalTraining(objective, **{"lr": 0.1, "batch_size": 10, **local})
         )
-        self.fed = Simulator(three_clients(), faults=self._answer)
+        self.fed = Simulator(clients or three_clients(), faults=self._answer)
         self.absent = set(absent)
         params = objective.params()
         self.fed.init_client_state(self.method.initial_client_state(params))

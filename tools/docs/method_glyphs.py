@@ -110,16 +110,27 @@ def alone() -> list[str]:
     ]
 
 
-def halves() -> list[str]:
-    """One shared head above, a separate representation at each client."""
-    parts = model(WIDTH / 2, 26, GRAY, "head", size=40)
+def _shared_part(text: str, own_head: bool) -> list[str]:
+    """The shared layers above; at each client they are gray, and its own layers have its color."""
+    parts = model(WIDTH / 2, 26, GRAY, text, size=40)
     for client, color in enumerate(GROUPS):
+        bottom, top = (GRAY, color) if own_head else (color, GRAY)
         parts += [
             line(WIDTH / 2 + (column(client) - WIDTH / 2) * 0.2, 50, column(client), 84),
-            *model(column(client), 98, color, size=22, top=GRAY),
+            *model(column(client), 98, bottom, size=22, top=top),
         ]
         parts.append(circle(column(client), 130, color))
     return parts
+
+
+def halves() -> list[str]:
+    """One shared head above, a separate representation at each client."""
+    return _shared_part("head", own_head=False)
+
+
+def own_heads() -> list[str]:
+    """One shared body above, a separate head at each client."""
+    return _shared_part("body", own_head=True)
 
 
 def personal() -> list[str]:
@@ -304,6 +315,33 @@ def chosen() -> list[str]:
             f' fill="{color}"/>'
         ]
     return [*parts, circle(125, 126, ORANGE, 10), words(240, 92, "bars: loss", INK, 11, "end")]
+
+
+def mixed() -> list[str]:
+    """FedEM: each client has its own proportions of all models."""
+    parts = []
+    for number, color in enumerate((BLUE, ORANGE, GREEN)):
+        parts += model(62 + number * 62, 26, color, "w")
+    shares = ((6, 2, 2), (5, 4, 1), (2, 7, 1), (1, 6, 3), (3, 1, 6), (1, 1, 8))
+    for client, heights in enumerate(shares):
+        x, y = column(client), 100.0
+        for color, height in zip((BLUE, ORANGE, GREEN), heights, strict=True):
+            y -= 4 * height
+            parts.append(
+                f'<rect x="{x - 9:.1f}" y="{y:.1f}" width="18" height="{4 * height}"'
+                f' fill="{color}"/>'
+            )
+        parts.append(circle(x, 126, GRAY))
+    return parts
+
+
+def neighbors() -> list[str]:
+    """kNN-Per: a new point among the labeled points of its client."""
+    points = ((48, 40), (70, 72), (44, 96), (96, 38), (150, 52), (176, 92), (140, 112), (204, 60))
+    colors = (BLUE, BLUE, BLUE, BLUE, ORANGE, ORANGE, ORANGE, ORANGE)
+    parts = [line(120, 76, x, y, GRAY, 1.2, "4 3") for x, y in (points[1], points[3], points[4])]
+    parts += [circle(x, y, color, 6) for (x, y), color in zip(points, colors, strict=True)]
+    return [*parts, *model(120, 76, INK, "?", 20), words(240, 138, "points: φ(x)", INK, 11, "end")]
 
 
 def encoded() -> list[str]:

@@ -34,7 +34,10 @@ from method_glyphs import (
     line,
     linked,
     matrix,
+    mixed,
+    neighbors,
     nodes,
+    own_heads,
     path,
     personal,
     probed,
@@ -91,6 +94,56 @@ PICTURES: dict[str, tuple[str, list[tuple[Glyph, str, str]]]] = {
         "LG-FedAvg: own representation, shared head",
         [(halves, "The head is averaged", "the other layers stay on the client")],
     ),
+    "fedavg_finetune": (
+        "FedAvg with fine-tuning",
+        [
+            (UP, "1. One model is trained", "as in FedAvg"),
+            (personal, "2. Each client trains it further", "as far as held-out samples say"),
+        ],
+    ),
+    "fedper": (
+        "FedPer: shared body, own head",
+        [(own_heads, "The body is averaged", "the head stays on the client")],
+    ),
+    "fedrep": (
+        "FedRep: shared body, own head, trained in turn",
+        [
+            (own_heads, "1. A client trains its head", "with the body fixed"),
+            (UP, "2. Then it trains the body", "which is averaged, by examples"),
+        ],
+    ),
+    "fedbabu": (
+        "FedBABU: a body trained with a fixed head",
+        [
+            (UP, "1. The body is averaged", "the head never changes"),
+            (personal, "2. Each client fine-tunes", "the whole model, or the head"),
+        ],
+    ),
+    "fedbn": (
+        "FedBN: own BatchNorm layers",
+        [(halves, "The other layers are averaged", "BatchNorm stays on the client")],
+    ),
+    "ditto": (
+        "Ditto: an own model near the shared one",
+        [
+            (UP, "1. w is trained", "as in FedAvg"),
+            (spring, "2. v is trained beside it", "each step adds λ (v − w)"),
+        ],
+    ),
+    "apfl": (
+        "APFL: a mixture of an own and the shared model",
+        [
+            (UP, "1. w is trained", "as in FedAvg"),
+            (personal, "2. v and α are trained at", "α v + (1 − α) w, which is used"),
+        ],
+    ),
+    "fedala": (
+        "FedALA: how much of the shared head to take",
+        [
+            (own_heads, "1. A client mixes its head", "with the shared one, by weight"),
+            (UP, "2. It trains from there", "the mean is that of FedAvg"),
+        ],
+    ),
     "per_fedavg": (
         "Per-FedAvg: a model that one step adapts",
         [
@@ -99,6 +152,28 @@ PICTURES: dict[str, tuple[str, list[tuple[Glyph, str, str]]]] = {
                 personal,
                 "2. Each client makes that step",
                 "on its training data; it uses the result",
+            ),
+        ],
+    ),
+    "knn_per": (
+        "kNN-Per: one model and a client's nearest samples",
+        [
+            (UP, "1. One model is trained", "as in FedAvg"),
+            (
+                neighbors,
+                "2. A client compares features",
+                "with its own samples: λ p_kNN + (1 − λ) p",
+            ),
+        ],
+    ),
+    "fedem": (
+        "FedEM: each client has its own mixture of K models",
+        [
+            (mixed, "1. A client receives K models", "and computes its mixture π"),
+            (
+                star((BLUE, ORANGE, GREEN), (0, 0, 1, 1, 2, 2), "up", (GRAY,) * 6),
+                "2. It trains all of them",
+                "each sample by its part in a model",
             ),
         ],
     ),

@@ -43,7 +43,17 @@ TITLES = {
     "scaffold": "SCAFFOLD",
     "lg_fedavg": "LG-FedAvg",
     "per_fedavg": "Per-FedAvg",
+    "fedavg_finetune": "FedAvg, fine-tuned",
+    "fedper": "FedPer",
+    "fedrep": "FedRep",
+    "fedbabu": "FedBABU",
+    "fedbn": "FedBN",
+    "ditto": "Ditto",
+    "apfl": "APFL",
+    "fedala": "FedALA",
+    "knn_per": "kNN-Per",
     "ifca": "IFCA",
+    "fedem": "FedEM",
     "fedsem": "FedSEM",
     "pca_hc": "PCA+kM+HC",
     "flt": "FLT",
@@ -97,9 +107,14 @@ def read_numbers() -> Numbers:
     return Numbers(digits, papers, dirichlet)
 
 
+def title_of(method: str) -> str:
+    """The short name of a method: that of TITLES, or the start of its title."""
+    return TITLES.get(method) or METHODS[method].title.partition(":")[0]
+
+
 def link(method: str) -> str:
     page = "flis" if method.startswith("flis") else method
-    return f"[{TITLES[method]}](methods/{page}.md)"
+    return f"[{title_of(method)}](methods/{page}.md)"
 
 
 def cell(value: float | None, best: bool = False) -> str:
@@ -124,6 +139,8 @@ def small_table(numbers: Numbers) -> str:
         values = [
             (federation, numbers.small(federation, method)) for federation in numbers.federations
         ]
+        if all(value is None for _, value in values):  # FedBN: the model has no BatchNorm
+            continue
         rows.append(
             [
                 link(method),
@@ -231,7 +248,10 @@ def advice(numbers: Numbers) -> str:
         holds(max(of[federation].values()) - of[federation]["clade"] < 0.5, f"{federation}: Clade")
     for federation in ("any two classes", "Dirichlet(0.1)"):
         holds(
-            max(of[federation].values()) - of[federation]["lg_fedavg"] < 0.5
+            all(
+                max(of[federation].values()) - of[federation][method] < 0.8
+                for method in ("lg_fedavg", "ditto", "fedrep")
+            )
             and of[federation]["lg_fedavg"] - of[federation]["local"] < 2,
             f"{federation}: own models",
         )
@@ -246,11 +266,11 @@ def advice(numbers: Numbers) -> str:
     )
 
     def pair(federation: str, *methods: str) -> str:
-        return ", ".join(f"{TITLES[method]} {of[federation][method]:.1f}" for method in methods)
+        return ", ".join(f"{title_of(method)} {of[federation][method]:.1f}" for method in methods)
 
     def papers(name: str, column: str, *methods: str) -> str:
         return ", ".join(
-            f"{TITLES[method]} {value(paper(name, column, method)):.1f}" for method in methods
+            f"{title_of(method)} {value(paper(name, column, method)):.1f}" for method in methods
         )
 
     rows = [
@@ -291,12 +311,14 @@ def advice(numbers: Numbers) -> str:
         ],
         [
             "each have their own mixture of classes, without groups (few classes each, Dirichlet)",
-            f"{link('lg_fedavg')} or {link('local')}; {link('clade')} is close",
-            "digits, any two classes:"
-            f" {pair('any two classes', 'fedavg', 'local', 'lg_fedavg', 'clade')}; MNIST,"
-            " Dirichlet(0.1), two seeds: "
+            f"{link('ditto')}, {link('fedrep')}, {link('lg_fedavg')} or {link('local')};"
+            f" {link('clade')} is close",
+            "digits, any two classes: "
+            + pair("any two classes", "fedavg", "local", "lg_fedavg", "ditto", "fedrep", "clade")
+            + f"; Dirichlet(0.1): {pair('Dirichlet(0.1)', 'fedavg', 'local', 'ditto', 'clade')};"
+            " MNIST, Dirichlet(0.1), two seeds: "
             + ", ".join(
-                f"{TITLES[method]} {statistics.fmean(numbers.dirichlet[method]):.1f}"
+                f"{title_of(method)} {statistics.fmean(numbers.dirichlet[method]):.1f}"
                 for method in ("fedavg", "local", "clade")
             ),
         ],
@@ -321,14 +343,14 @@ def written() -> str:
     numbers = read_numbers()
     seeds = min(len(rows) for rows in numbers.digits.values())
     absent = [
-        TITLES[name]
+        title_of(name)
         for name in METHODS
         if not any(numbers.paper(paper, column, name) is not None for _, paper, column in PAPERS)
     ]
     (first, clade), *others = sorted(
         (
             (name, _regret(numbers, name))
-            for name in ("clade", "fedavg", "local", "fedsem", "lg_fedavg")
+            for name in ("clade", "fedavg", "local", "fedsem", "lg_fedavg", "fedrep", "ditto")
         ),
         key=lambda item: item[1],
     )
@@ -341,7 +363,7 @@ def written() -> str:
         max(count for _, count in numbers.papers.values()),
     )
     seeds_of_papers = "one seed" if most == 1 else f"{fewest} to {most} seeds"
-    behind = ", ".join(f"{TITLES[name]} up to {points:.1f}" for name, points in others)
+    behind = ", ".join(f"{title_of(name)} up to {points:.1f}" for name, points in others)
     return f"""# Which method for which federation
 
 `python tools/docs/which_page.py` makes this page from results/, and a test compares them.

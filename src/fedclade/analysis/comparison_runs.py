@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedclade.analysis import significance
+from fedclade.analysis.clients_hurt import BASELINES, shares_hurt
 from fedclade.analysis.sweep_grid import expand
 from fedclade.errors import InvalidInputError
 from fedclade.io.run_dir import RunDirectory
@@ -137,7 +138,17 @@ def execute(
                 title, experiment.run.seed, federation, result.summary, result.clients
             )
         )
-    rows = [_row(title, of_title) for title, of_title in summaries.items()]
+    hurt = shares_hurt(measured)
+    rows = [
+        {
+            **_row(title, of_title),
+            **{
+                f"hurt_against_{baseline}": hurt.get(baseline, {}).get(title)
+                for baseline in BASELINES
+            },
+        }
+        for title, of_title in summaries.items()
+    ]
     folders = {
         title: [experiment.label for experiment in experiments if experiment.title == title]
         for title in summaries

@@ -80,6 +80,7 @@ def _members(result: Result) -> list[tuple[str, str]]:
 
 
 def show_comparison(rows: list[dict[str, Any]]) -> None:
+    from fedclade.analysis.clients_hurt import BASELINES
     from fedclade.training.metrics import own_names
 
     # Targets that are numbers have no accuracy.
@@ -129,6 +130,14 @@ def show_comparison(rows: list[dict[str, Any]]) -> None:
         width=max(out_console.width, _WIDTH + 12 * len(more) + max(0, longest - _NAME)),
         crop=False,
     )
+    for baseline in BASELINES:
+        name = f"hurt_against_{baseline}"
+        hurt = [f"{row['method']} {row[name]:.1f}" for row in rows if row.get(name) is not None]
+        if hurt:
+            out_console.print(
+                f"Clients that are worse off than with {baseline}, %: {', '.join(hurt)}",
+                soft_wrap=True,
+            )
 
 
 def _accuracy(row: Mapping[str, Any]) -> str:

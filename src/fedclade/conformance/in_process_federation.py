@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedclade.core.federation import ModelAssignment
+from fedclade.core.program import AnyProgram
 from fedclade.core.program_serialization import NodeContext
-from fedclade.core.pytree import Tree
+from fedclade.core.pytree import Tree, stack
 from fedclade.data import Clients
 from fedclade.engines.remote.federation import RemoteFederation
 from fedclade.engines.remote.messages import Message, NodeError
-from fedclade.engines.remote.node import Node
+from fedclade.engines.remote.node import InMemoryStateStore, Node
 from fedclade.engines.simulator import Faults, Simulator
 
 COMPATIBILITY_INFO = {"fedclade": "test", "configuration": "one"}
@@ -102,6 +104,17 @@ class InProcessFederation(RemoteFederation):
         self.refresh_membership()
         # The same numbers as in the simulator.
         self.membership.client_records.sort(key=lambda record: int(record.name))
+
+    def final_models(self, assignment: ModelAssignment, ids: Tensor, finetune: AnyProgram) -> Tree:
+        """The models that the nodes save for these clients at the end of a run."""
+        self.push_final_models(assignment, ids, finetune)
+        rows = []
+        for client in ids.tolist():
+            record = self.membership.client_records[client]
+            store = self.in_process.connected[record.node].state_store
+            assert isinstance(store, InMemoryStateStore)
+            rows.append(store.models[record.name])
+        return stack(rows)
 
     def read(self, ids: Tensor) -> Tree:
         """The state of these clients, read from their nodes."""

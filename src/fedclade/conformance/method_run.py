@@ -60,7 +60,8 @@ class MethodRun:
         groups = torch.arange(len(clients)) % 2 if clients.groups is None else clients.groups
         with_context = inject_context(method, replace(clients, groups=groups).metadata, seed=0)
         self.clients, self.batch_norm = clients, batch_norm
-        self.objective = _objective(clients, batch_norm)
+        self.module = _module(clients, batch_norm)
+        self.objective = Objective(self.module)
         self.method: Method = with_context.with_local_config(
             LocalTraining(self.objective, lr=0.05, batch_size=4, epochs=2)
         )
@@ -85,7 +86,12 @@ class MethodRun:
             self.objective,
             None if module is None else Encoder(module),
             self.method.secret if isinstance(self.method, NeedsSecret) else None,
+            self.served_objective(),
         )
+
+    def served_objective(self) -> Objective:
+        """The module that clients predict with."""
+        return self.method.served_objective(self.module, self.objective)
 
     def init(self) -> State:
         """The state before the first round."""
@@ -111,19 +117,20 @@ class MethodRun:
         return state
 
     def served(self, state: State) -> Tree:
-        """The weights that each client uses now."""
+        """The weights that each client uses now, after its personalization."""
         ids = torch.arange(len(self.fed.sizes))
         unknown = ids[state.cluster_ids[ids] == UNKNOWN]
         if len(unknown):
             key = fold_in(0, "admit", _FAR_ROUND)
             state = self.method.add_clients(self.view, state, unknown, key)
         known = ids[state.cluster_ids != UNKNOWN]
-        memory = (
-            self.fed.read(known)
-            if isinstance(self.fed, InProcessFederation)
-            else self.fed.client_state.read(known)
-        )
-        return self.own.assignment(self.method.assign_models(state, known)).gather(memory)
+        assignment = self.own.assignment(self.method.assign_models(state, known))
+        personalize = self.method.personalization_program()
+        if isinstance(self.fed, InProcessFederation):
+            if personalize is not None:
+                return self.fed.final_models(assignment, known, personalize)
+            return assignment.gather(self.fed.read(known))
+        return self.fed.models_of(assignment, known, personalize)
 
     def continue_from(self, other: MethodRun, number: int) -> None:
         """Take the clients' states of another run after round `number`, as from a checkpoint."""
@@ -135,19 +142,19 @@ class MethodRun:
 
     def with_lr(self, lr: float, new_objective: bool) -> None:
         """Change the learning rate. A new objective has the same weights and no cached program."""
-        objective = _objective(self.clients, self.batch_norm) if new_objective else self.objective
+        objective = Objective(self.module) if new_objective else self.objective
         local = replace(self.method.local, objective=objective, lr=lr)
         self.method = self.method.with_local_config(local)
 
 
-def _objective(clients: Clients, batch_norm: BatchNorm | None) -> Objective:
+def _module(clients: Clients, batch_norm: BatchNorm | None) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         shape = clients.shape or ()
         if batch_norm is None:
-            return Objective(MLP(8).build(shape, _CLASSES))
+            return MLP(8).build(shape, _CLASSES)
         layers = (nn.Linear(math.prod(shape), 8), nn.BatchNorm1d(8), nn.Tanh())
-        return Objective(nn.Sequential(nn.Flatten(), *layers, nn.Linear(8, _CLASSES)))
+        return nn.Sequential(nn.Flatten(), *layers, nn.Linear(8, _CLASSES))
 
 
 def cohorts_of(clients: int) -> list[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,8 +13,11 @@ from fedclade.core.rng import counter_block, hash_with
 from fedclade.errors import require_int
 
 ClassWeight: TypeAlias = Literal["none", "balanced"]
+Part: TypeAlias = Literal["all", "fit", "held_out", "none"]
+N = TypeVar("N", int, Tensor)
 
 WHOLE_BLOCK = 64
+HELD_OUT = 5  # every fifth sample of a client is held out
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,9 @@ class Batches:
         class_weight: "balanced" weights an example of class c by n / (C n_c), where the client has
             n examples of C classes, n_c of them of class c.
         augment: what changes the inputs of a batch first; None for nothing.
+        part: "held_out" reads every fifth sample, "fit" the other ones: a client chooses a number
+            (λ of Ditto) by its loss on samples that it did not train on. A client with fewer than
+            five samples has none held out. "none": a program without steps.
     """
 
     size: int
@@ -44,6 +50,7 @@ class Batches:
     group: int = 1
     class_weight: ClassWeight = "none"
     augment: Callable[[Any], Any] | None = None
+    part: Part = "all"
 
     def __post_init__(self) -> None:
         for field in ("size", "epochs", "group"):
@@ -55,14 +62,19 @@ class Batches:
         """Every sample once, in order, in blocks: for sums over all samples."""
         return Batches(size=block, shuffle=False)
 
+    @staticmethod
+    def none() -> Batches:
+        """No sample: for a program without steps."""
+        return Batches(size=1, shuffle=False, part="none")
+
     def steps(self, sizes: Tensor) -> Tensor:
         """The number of steps of clients with these numbers of samples."""
-        groups = self._groups(sizes)
+        groups = self._groups(self.read(sizes))
         return self.num_steps * (groups > 0) if self.num_steps else groups * self.epochs
 
     def most(self, longest: int) -> int:
         """The number of steps of a client with `longest` samples."""
-        batches = -(-longest // self.size)
+        batches = -(-self.read(longest) // self.size)
         if self.num_steps:
             return self.num_steps if batches else 0
         return -(-batches // self.group) * self.epochs
@@ -73,6 +85,23 @@ class Batches:
         data are one step starts one in every step.
         """
         return self.num_steps or self.epochs
+
+    def read(self, sizes: N) -> N:
+        """The number of samples that are read, of clients with these numbers of samples."""
+        if self.part == "all":
+            return sizes
+        if self.part == "none":
+            return sizes * 0
+        held_out = sizes // HELD_OUT
+        return held_out if self.part == "held_out" else sizes - held_out
+
+    def position(self, place: Tensor) -> Tensor:
+        """The positions in the client's data of these places among the samples that are read."""
+        if self.part in ("all", "none"):
+            return place
+        if self.part == "held_out":
+            return place * HELD_OUT + HELD_OUT - 1
+        return place + place // (HELD_OUT - 1)
 
     def _groups(self, sizes: Tensor) -> Tensor:
         batches = (sizes + self.size - 1) // self.size
@@ -95,8 +124,11 @@ def make_plan(batches: Batches, sizes: Tensor, keys: Tensor, longest: int) -> Pl
     Rows beyond a client's last step are never read. `longest` only sets the size of the tensors.
     """
     device = sizes.device
-    groups = batches._groups(sizes)
     step = torch.arange(batches.most(longest), device=device)
+    last = sizes[:, None, None, None] - 1
+    # A client of which no sample is read has no step; its rows only have to be valid.
+    sizes, longest = batches.read(sizes).clamp(min=1), max(1, batches.read(longest))
+    groups = batches._groups(sizes)
 
     epoch = (step // groups[:, None]).clamp(max=batches.most_passes - 1)
     number = (step % groups[:, None])[..., None] * batches.group + torch.arange(
@@ -111,7 +143,8 @@ def make_plan(batches: Batches, sizes: Tensor, keys: Tensor, longest: int) -> Pl
         order = _orders(batches.most_passes, sizes, longest, keys)
         flat = (epoch[..., None, None] * longest + place).flatten(1)
         place = order.flatten(1).gather(1, flat).view(place.shape)
-    return Plan(place, valid, hash_with(keys[:, None], counter_block(len(step), 0, device)))
+    position = torch.minimum(batches.position(place), last)
+    return Plan(position, valid, hash_with(keys[:, None], counter_block(len(step), 0, device)))
 
 
 def _orders(epochs: int, sizes: Tensor, longest: int, keys: Tensor) -> Tensor:

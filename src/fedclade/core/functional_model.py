@@ -377,14 +377,7 @@ class Objective:
 
     def head_layer(self) -> nn.Linear:
         """The model's head: its last linear layer."""
-        layers = [layer for layer in self.module.modules() if isinstance(layer, nn.Linear)]
-        if not layers:
-            raise InvalidInputError(
-                "model: it has no linear layer, so its features and its last layer's gradient are"
-                " not defined. Use a model with nn.Linear, or another method.",
-                "model",
-            )
-        return layers[-1]
+        return last_linear_layer(self.module)
 
     def head_param_names(self) -> tuple[str, ...]:
         """The names of the last linear layer's parameters."""
@@ -559,6 +552,18 @@ class Objective:
             except Exception as error:
                 what = f"model{where()}" if where() else "loss"
                 raise VectorizationError(_why_not(error, what), what.partition(",")[0]) from error
+
+
+def last_linear_layer(module: nn.Module) -> nn.Linear:
+    """The last linear layer of a model; raises `InvalidInputError` if it has none."""
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    if not layers:
+        raise InvalidInputError(
+            "model: it has no linear layer, so its features and its last layer's gradient are"
+            " not defined. Use a model with nn.Linear, or another method.",
+            "model",
+        )
+    return layers[-1]
 
 
 def _twice(x: Inputs) -> Inputs:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from fedclade.core.batching import Part
 from fedclade.core.functional_model import Batch, ClientStackedBatch, Objective
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.program import AnyProgram, ChainedProgram, Program, chain, natively_batched
@@ -16,7 +19,9 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
 @serializable_program
-def sgd(local: LocalTraining) -> Program:
+def sgd(
+    local: LocalTraining, only: tuple[str, ...] | None = None, part: Part = "all", stream: str = ""
+) -> Program:
     """Local training from the client's model, by SGD or by `local.optimizer`. The reply is the
     trained weights. Most methods use it.
 
@@ -24,11 +29,14 @@ def sgd(local: LocalTraining) -> Program:
 
     Args:
         local: the objective and the settings of the optimizer.
+        only: the parameters to train; the others stay as they are. None for all.
+        part: the client's samples to train on, see `Batches`.
+        stream: the name of the random stream; "" for "sgd".
     """
 
     @natively_batched
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        state = initial_optimizer_state(local, params)
+        state = initial_optimizer_state(local, params, only)
         return {}, add_prefix("w", params) | add_prefix("optimizer", state)
 
     @natively_batched
@@ -39,6 +47,7 @@ def sgd(local: LocalTraining) -> Program:
             strip_prefix("optimizer", carry),
             batch,
             broadcast["lr"],
+            only=only,
         )
         return add_prefix("w", params) | add_prefix("optimizer", state)
 
@@ -46,19 +55,32 @@ def sgd(local: LocalTraining) -> Program:
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         return strip_prefix("w", carry), None
 
-    return Program(start, step, finish, local.batches, "sgd", hyperparams={"lr": local.lr})
+    return Program(
+        start,
+        step,
+        finish,
+        replace(local.batches, part=part),
+        "sgd",
+        hyperparams={"lr": local.lr},
+        rng_stream=stream,
+    )
 
 
-def initial_optimizer_state(local: LocalTraining, params: Tree) -> Tree:
+def initial_optimizer_state(
+    local: LocalTraining, params: Tree, only: tuple[str, ...] | None = None
+) -> Tree:
     """The state of a client's optimizer before the first step.
 
     Args:
         local: the optimizer and its settings.
         params: the weights of one client, or of a stack of clients.
+        only: the parameters that are trained; None for all.
     """
+    trained = [name for name in local.objective.trained if only is None or name in only]
     if local.optimizer == "sgd":
-        return initial_velocity(params, local.momentum)
-    zeros = {name: torch.zeros_like(params[name]) for name in local.objective.trained}
+        of = params if only is None else {name: params[name] for name in trained}
+        return initial_velocity(of, local.momentum)
+    zeros = {name: torch.zeros_like(params[name]) for name in trained}
     bias = next(iter(zeros.values()))
     ones = bias.new_ones(bias.shape[: bias.ndim - local.objective.ndim_of(next(iter(zeros)))])
     return {
@@ -77,6 +99,8 @@ def optimizer_step(
     lr: Tensor,
     *,
     plus: Tree | None = None,
+    only: tuple[str, ...] | None = None,
+    gradient_scale: Tensor | None = None,
 ) -> tuple[Tree, Tree]:
     """One step of the client's optimizer, as torch.optim defines it.
 
@@ -89,11 +113,13 @@ def optimizer_step(
         batch: the batch of one client, or a `ClientStackedBatch`.
         lr: the learning rate.
         plus: a tree that is added to the gradient, where it has a value.
+        only: the parameters and running statistics that change; None for all.
+        gradient_scale: a factor of the loss's gradient, one per client; None for 1.
 
     Returns:
         The new weights and the new state.
     """
-    if local.optimizer == "sgd":
+    if local.optimizer == "sgd" and only is None:
         return sgd_step(
             local.objective,
             params,
@@ -104,13 +130,27 @@ def optimizer_step(
             weight_decay=local.weight_decay,
             clip_norm=local.clip_norm,
             plus=plus,
+            gradient_scale=gradient_scale,
         )
-    gradient, statistics = _gradient(local.objective, params, batch, plus, local.clip_norm)
+    gradient, statistics = loss_gradient(
+        local.objective,
+        params,
+        batch,
+        plus=plus,
+        clip_norm=local.clip_norm,
+        only=only,
+        gradient_scale=gradient_scale,
+    )
     w = {name: params[name] for name in gradient}
-    if local.weight_decay and local.optimizer == "adam":
+    if local.weight_decay and local.optimizer != "adamw":
         gradient = tree_map(lambda g, w: g + local.weight_decay * w, gradient, w)
     elif local.weight_decay:
         w = tree_map(lambda w: w * (1 - lr * local.weight_decay), w)
+    if local.optimizer == "sgd":
+        if local.momentum:
+            gradient = tree_map(lambda v, g: local.momentum * v + g, state, gradient)
+        after = params | tree_map(lambda w, v: w - lr * v, w, gradient) | statistics
+        return after, gradient if local.momentum else {}
     mean = tree_map(lambda m, g: BETA1 * m + (1 - BETA1) * g, strip_prefix("mean", state), gradient)
     square = tree_map(
         lambda v, g: BETA2 * v + (1 - BETA2) * g * g, strip_prefix("square", state), gradient
@@ -118,11 +158,10 @@ def optimizer_step(
     power1, power2 = BETA1 * state["beta1_power"], BETA2 * state["beta2_power"]
 
     def moved(w: Tensor, m: Tensor, v: Tensor) -> Tensor:
-        size, root = _like(lr / (1 - power1), w), _like((1 - power2).sqrt(), w)
+        size, root = per_client(lr / (1 - power1), w), per_client((1 - power2).sqrt(), w)
         return w - size * m / (v.sqrt() / root + EPSILON)
 
-    after = tree_map(moved, w, mean, square) | statistics
-    return {name: after[name] for name in params}, {
+    return params | tree_map(moved, w, mean, square) | statistics, {
         **add_prefix("mean", mean),
         **add_prefix("square", square),
         "beta1_power": power1,
@@ -130,29 +169,49 @@ def optimizer_step(
     }
 
 
-def _gradient(
-    objective: Objective, at: Tree, batch: Batch, plus: Tree | None, clip_norm: float
+def loss_gradient(
+    objective: Objective,
+    at: Tree,
+    batch: Batch,
+    *,
+    plus: Tree | None = None,
+    clip_norm: float = 0.0,
+    only: tuple[str, ...] | None = None,
+    gradient_scale: Tensor | None = None,
 ) -> tuple[Tree, Tree]:
-    """The gradient at these weights plus `plus`, no longer than `clip_norm`, and the new running
-    statistics.
+    """The gradient of the loss of a batch.
+
+    Args:
+        objective: the objective.
+        at: the weights and running statistics.
+        batch: the batch of one client, or a `ClientStackedBatch`.
+        plus: a tree that is added to the gradient, where it has a value.
+        clip_norm: the largest norm of the gradient; 0 for no limit.
+        only: the parameters and running statistics to return; None for all.
+        gradient_scale: a factor of the loss's gradient, one per client; None for 1.
+
+    Returns:
+        The gradient, and the new running statistics.
     """
     zeros = {name: torch.zeros_like(at[name]) for name in objective.trained}
     base = {**zeros, **{name: value.clone() for name, value in (plus or {}).items()}}
     after = objective.add_scaled_gradient(
-        base | {name: at[name] for name in objective.statistics},
-        batch.weight.new_ones(()),
+        base | {name: at[name].clone() for name in objective.statistics},
+        batch.weight.new_ones(()) if gradient_scale is None else gradient_scale,
         at,
         batch,
         overwrite=True,
     )
-    gradient = {name: after[name] for name in zeros}
+    if only is not None:
+        after = {name: value for name, value in after.items() if name in only}
+    gradient = {name: after[name] for name in zeros if name in after}
     if clip_norm:
         axes = 1 if isinstance(batch, ClientStackedBatch) else 0
         squares = [g.square().flatten(axes).sum(-1) for g in gradient.values()]
         norm = torch.stack(squares).sum(0).sqrt()
         factor = (clip_norm / (norm + 1e-6)).clamp_max(1.0)  # as in torch's clip_grad_norm_
-        gradient = tree_map(lambda g: g * _like(factor, g), gradient)
-    return gradient, {name: after[name] for name in objective.statistics}
+        gradient = tree_map(lambda g: g * per_client(factor, g), gradient)
+    return gradient, {name: after[name] for name in objective.statistics if name in after}
 
 
 def _added(tree: Tree, plus: Tree) -> Tree:
@@ -160,8 +219,13 @@ def _added(tree: Tree, plus: Tree) -> Tree:
     return {name: value + plus[name] if name in plus else value for name, value in tree.items()}
 
 
-def _like(value: Tensor, tensor: Tensor) -> Tensor:
-    """One number, or one per client, in a shape that broadcasts with `tensor`."""
+def per_client(value: Tensor, tensor: Tensor) -> Tensor:
+    """One number, or one per client, in a shape that broadcasts with `tensor`.
+
+    Args:
+        value: the number of one client, or (K,) of a stack of clients.
+        tensor: a tensor of one client, or of a stack of clients.
+    """
     return value.view(*value.shape, *[1] * (tensor.ndim - value.ndim))
 
 
@@ -187,6 +251,7 @@ def sgd_step(
     clip_norm: float = 0.0,
     plus: Tree | None = None,
     at: Tree | None = None,
+    gradient_scale: Tensor | None = None,
 ) -> tuple[Tree, Tree]:
     """One step of SGD as in torch.optim.SGD: v <- momentum v + (g + weight_decay w), w <- w - lr v.
 
@@ -203,6 +268,7 @@ def sgd_step(
         clip_norm: the largest norm of g; 0 for no limit.
         plus: a tree that is added to the gradient g, where it has a value.
         at: the weights at which g is taken; None for w.
+        gradient_scale: a factor of the loss's gradient, one per client; None for 1.
 
     Returns:
         The new weights and the new velocity.
@@ -212,7 +278,14 @@ def sgd_step(
     w = {name: value for name, value in params.items() if name not in statistics}
     clipped: Tree | None = None
     if clip_norm:
-        clipped, statistics = _gradient(objective, at, batch, plus, clip_norm)
+        clipped, statistics = loss_gradient(
+            objective,
+            at,
+            batch,
+            plus=plus,
+            clip_norm=clip_norm,
+            gradient_scale=gradient_scale,
+        )
         plus = clipped
     if weight_decay:
         decay = tree_map(lambda w: weight_decay * w, w)
@@ -225,6 +298,8 @@ def sgd_step(
     if plus is not None:
         base = _added(base, {name: scale * plus[name] for name in base if name in plus})
     if clipped is None:
+        if gradient_scale is not None:
+            scale = scale * gradient_scale
         base = objective.add_scaled_gradient(base | statistics, scale, at, batch, overwrite=True)
         statistics = {name: base.pop(name) for name in statistics}
     if momentum:

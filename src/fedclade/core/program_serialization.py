@@ -81,12 +81,13 @@ def serializable_program(factory: Callable[P, MadeProgram]) -> Callable[P, MadeP
 @dataclass(frozen=True)
 class NodeContext:
     """What a node has itself and is never sent: the model and its loss, the encoder, the clients'
-    secret.
+    secret, and the module that clients predict with, if it is not the model.
     """
 
     objective: Objective
     encoder: Encoder | None = None
     secret: int | None = None
+    served: Objective | None = None
 
 
 def to_spec(program: AnyProgram) -> Description:

@@ -221,10 +221,10 @@ def _run_steps(
     with dataset.clock.phase("plan"):
         reads = list(zip(*(value.unbind() for value in reader.steps()), strict=True))
     finished: list[Tree] = []
-    active = first = 0
+    active, first = len(counts), 0
     with dataset.clock.phase("steps"):
         for remaining, group in groupby(active_counts(counts)):
-            if first:
+            if remaining < active:
                 finished.append(tree_index(carry, slice(remaining, active)))
                 carry, const = (tree_index(tree, slice(remaining)) for tree in (carry, const))
             active, steps = remaining, len(list(group))

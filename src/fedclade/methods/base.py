@@ -18,16 +18,20 @@ from typing import (
     get_type_hints,
 )
 
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from fedclade.core.cost_formula import SYMBOLS
 from fedclade.core.federation import Federation, ModelAssignment
+from fedclade.core.functional_model import Objective
+from fedclade.core.inputs import Inputs
 from fedclade.core.local_training_config import LocalTraining
+from fedclade.core.losses import cross_entropy
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree, nbytes, tree_index
-from fedclade.errors import FedcladeError, require
+from fedclade.core.torch_loss import TorchLoss
+from fedclade.errors import FedcladeError, InvalidInputError, require
 from fedclade.methods.required_context import INJECTED, is_injected
 
 S = TypeVar("S", bound=State, default=Any)
@@ -70,6 +74,20 @@ def check_choices(method: Method) -> None:
             )
 
 
+def require_class_labels(objective: Objective, method: str) -> None:
+    """Raise `InvalidInputError` unless the loss is cross-entropy, so that the outputs of a model
+    give the probabilities of classes.
+    """
+    loss = objective.example_loss
+    is_torch = isinstance(loss, TorchLoss) and isinstance(loss.module, nn.CrossEntropyLoss)
+    if loss is not cross_entropy and not is_torch:
+        raise InvalidInputError(
+            f"local.loss: method {method} mixes the probabilities of classes, so it needs the loss"
+            " 'cross_entropy'. Use another method.",
+            "local.loss",
+        )
+
+
 @dataclass(frozen=True)
 class Method(ABC, Generic[S]):
     """A method of federated learning: a frozen dataclass. Its fields are its hyper-parameters.
@@ -108,6 +126,8 @@ class Method(ABC, Generic[S]):
     no_server_optimizer: ClassVar[str] = ""
     # why clients must train by SGD, as text; then `local.optimizer` cannot be set
     needs_sgd: ClassVar[str] = ""
+    # whether clients keep their BatchNorm layers, as with local.batch_norm = "own"
+    own_batch_norm: ClassVar[bool] = False
     state: ClassVar[type[State]] = State
 
     local_config: LocalTraining | None = field(
@@ -204,6 +224,33 @@ class Method(ABC, Generic[S]):
         None if it does not.
         """
         return None
+
+    def served_module(self, module: nn.Module, weights: Tree | None = None) -> nn.Module:
+        """The module with which a client predicts: `module` itself, unless a prediction takes more
+        than one model. Its parameters are what `assign_models` and `personalization_program` give
+        a client; its outputs are read like those of `module`.
+
+        Args:
+            module: the model of the run.
+            weights: the parameters of a client, which have the shapes of the result; None if any
+                shapes will do.
+        """
+        return module
+
+    def served_objective(
+        self, module: nn.Module, objective: Objective, x: Inputs | None = None
+    ) -> Objective:
+        """The objective of `served_module`, by which clients are evaluated.
+
+        Args:
+            module: the model of the run.
+            objective: the objective of that model.
+            x: a few inputs, see `Objective`.
+        """
+        served = self.served_module(module)
+        if served is module:
+            return objective
+        return Objective(served, objective.example_loss, x, bf16=objective.bf16)
 
     def cost_symbols(self, state: State) -> dict[str, int]:
         """The values of the letters in `upload_cost` and `download_cost` now."""

@@ -175,7 +175,7 @@ class IFCA(LossSelectionMethod[IFCAState]):
         for number, row in enumerate(rows):
             if number or (self.warm_up and self.clusters > 1):
                 row |= {
-                    name: _shuffled(row[name], fold_in(key, "model", number, name))
+                    name: shuffled(row[name], fold_in(key, "model", number, name))
                     for name in names
                     if name in row
                 }
@@ -188,7 +188,8 @@ class IFCA(LossSelectionMethod[IFCAState]):
         )
 
 
-def _shuffled(weights: Tensor, key: int) -> Tensor:
+def shuffled(weights: Tensor, key: int) -> Tensor:
+    """The weights in a random order, which has their distribution."""
     order = client_keys(key, torch.arange(weights.numel())).argsort(stable=True).to(weights.device)
     return weights.flatten()[order].view_as(weights)
 

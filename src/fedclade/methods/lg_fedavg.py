@@ -19,12 +19,15 @@ from fedclade.methods.fedavg import FedAvg, fedavg_round
 
 
 @serializable_program
-def sgd_keeping(local: LocalTraining, own: tuple[str, ...]) -> Program:
+def sgd_keeping(
+    local: LocalTraining, own: tuple[str, ...], only: tuple[str, ...] | None = None
+) -> Program:
     """`sgd`. The parameters named in `own` stay in the client's state; the reply has the others.
 
     Args:
         local: the objective and the settings of SGD.
         own: the names of the parameters that stay.
+        only: the parameters to train; None for all.
     """
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree | None]:
@@ -33,7 +36,7 @@ def sgd_keeping(local: LocalTraining, own: tuple[str, ...]) -> Program:
         shared = {name: value for name, value in w.items() if name not in local_params}
         return shared, local_params or None
 
-    return replace(sgd(local), finish=finish, name="sgd_keeping", rng_stream="sgd")
+    return replace(sgd(local, only), finish=finish, name="sgd_keeping", rng_stream="sgd")
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,7 @@ class LGFedAvg(FedAvg):
         """The names of the parameters that stay with the client."""
         objective = self.local.objective
         if self.local_layers is None:
-            head = objective.head_param_names()
-            return tuple(name for name in objective.names if name not in head)
+            return self._default_own()
         try:
             own = objective.param_names_under(self.local_layers)
         except InvalidInputError as error:
@@ -81,6 +83,16 @@ class LGFedAvg(FedAvg):
             "must leave at least one layer to share",
         )
         return own
+
+    def _default_own(self) -> tuple[str, ...]:
+        """The parameters that stay with the client if `local_layers` is None."""
+        head = self.local.objective.head_param_names()
+        return tuple(name for name in self.local.objective.names if name not in head)
+
+    def shared_params(self) -> tuple[str, ...]:
+        """The names of the parameters that the server averages."""
+        own = self.local_params()
+        return tuple(name for name in self.local.objective.names if name not in own)
 
     def initial_client_state(self, params: Tree) -> Tree:
         return {name: params[name] for name in self.local_params()}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -336,12 +336,33 @@ def _run(
     path = store.folder / ENVIRONMENT_FILE
     if path.exists():
         numbers = {**numbers, "about": schemas.read(path, schemas.table)}
+    clients = store.read_clients(numbers["clients"])
+    numbers = {**numbers, **_over_samples(clients)}
     sizes = Sizes(
         numbers["clients"],
-        statistics.median(store.read_clients(numbers["clients"])["examples"]),
+        statistics.median(clients["examples"]),
         store.tables()["partition"].get("probe", 0),
     )
     return Done(numbers, store.history(), sizes=sizes)
+
+
+def _over_samples(clients: dict[str, list[Any]]) -> Numbers:
+    """The accuracies over all test samples: means of the clients' accuracies, weighted by the
+    number of their test samples.
+    """
+    numbers = {}
+    for name in ("accuracy", "accuracy_tuned"):
+        pairs = [
+            (size, value)
+            for size, value in zip(
+                clients.get("test_examples", []), clients.get(name, []), strict=False
+            )
+            if value is not None and size
+        ]
+        if pairs:
+            total = sum(size for size, _ in pairs)
+            numbers[f"sample_{name}"] = sum(size * value for size, value in pairs) / total
+    return numbers
 
 
 def _study(

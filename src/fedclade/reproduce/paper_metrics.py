@@ -18,7 +18,8 @@ def measure(metric: str, summary: Numbers, history: History) -> float | None:
             traffic until then in both directions, in 10⁶ bits; "rounds_to_tuned 80" and
             "megabits_to_tuned 80", the same for the accuracy after local training;
             "accuracy_at 50", the accuracy of
-            round 50; "most clusters", the largest number in any round; else a key of the summary.
+            round 50; "most clusters", the largest number in any round; "sample_accuracy" and
+            "sample_accuracy_tuned", accuracies over all test samples; else a key of the summary.
         summary: the run's summary.
         history: the run's rounds.
     """
@@ -50,6 +51,8 @@ def metric_text(metric: str) -> str:
     texts = {
         "accuracy": "accuracy, %",
         "accuracy_tuned": "accuracy after local training, %",
+        "sample_accuracy": "accuracy over all test samples, %",
+        "sample_accuracy_tuned": "accuracy over all test samples after local training, %",
         "train_accuracy": "accuracy on training data, %",
         "accuracy_variance": "variance of accuracy over clients, %²",
         "train_accuracy_variance": "variance of training accuracy over clients, %²",

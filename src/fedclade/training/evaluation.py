@@ -17,6 +17,7 @@ from fedclade.core.losses import cross_entropy
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.output_metric import OutputMetric
 from fedclade.core.program import AnyProgram
+from fedclade.core.pytree import Tree
 from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.base import EvalRequest
@@ -68,7 +69,7 @@ def _evaluate(
     method = setup.method_for(round_number)
     personalize = method.personalization_program()
 
-    test = EvalRequest(setup.objective, setup.metrics, "test", personalize)
+    test = EvalRequest(setup.served, setup.metrics, "test", personalize)
     requests = {"": test, "train_": replace(test, split="train")}
     if clients.has_validation:
         requests["validation_"] = replace(test, split="validation")
@@ -137,8 +138,30 @@ def final_models(
     model_ids[ids] = rows
     kept_by_client = torch.zeros(clients, dtype=torch.bool)
     kept_by_client[ids] = are_personal and not setup.engine.holds_clients
-    on_cpu = {name: value.detach().cpu() for name, value in models.items()}
-    return FinalModels(on_cpu, model_ids, kept_by_client)
+    # What a client needs to make its model, but not to use it, stays out.
+    on_cpu = {
+        name: value.detach().cpu() for name, value in models.items() if name in setup.served.names
+    }
+    shared: Tree = {}
+    if setup.served is not setup.objective and are_personal and setup.engine.holds_clients:
+        on_cpu, shared = _split_shared(on_cpu)
+    return FinalModels(on_cpu, model_ids, kept_by_client, shared)
+
+
+def _split_shared(models: Tree) -> tuple[Tree, Tree]:
+    """The parameters that differ between models, and those that do not, without the axis of
+    models. A mixture of K models would else be stored once for each client.
+    """
+    shared = {
+        name: value[0]
+        for name, value in models.items()
+        if torch.equal(value, value[:1].expand_as(value))
+    }
+    own = {name: value for name, value in models.items() if name not in shared}
+    if not own:  # a file has a row for each model
+        name, _ = shared.popitem()
+        own = {name: models[name]}
+    return own, shared
 
 
 def summarize(

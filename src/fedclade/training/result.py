@@ -26,6 +26,7 @@ from fedclade.errors import InvalidInputError
 from fedclade.io import safe_read
 from fedclade.io.run_dir import RunDirectory, StoredModels
 from fedclade.io.schemas import RoundRecord, Summary
+from fedclade.methods.base import Method
 from fedclade.registry import REGISTRY
 from fedclade.training import plot_data
 from fedclade.training.plot_data import ClientFeatures
@@ -54,6 +55,7 @@ class FinalModels:
     model_ids: Tensor  # (clients,) the row of each client; -1: none
     # (clients,) whether the client alone has its model, or a part of it
     kept_by_client: Tensor
+    shared: Tree = field(default_factory=dict)  # what is the same in all models
 
     def weights_of(self, client: int) -> Tree | None:
         if self.kept_by_client[client]:
@@ -63,7 +65,9 @@ class FinalModels:
                 "model",
             )
         row = int(self.model_ids[client])
-        return {name: value[row] for name, value in self.models.items()} if row >= 0 else None
+        if row < 0:
+            return None
+        return self.shared | {name: value[row] for name, value in self.models.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -335,6 +339,7 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Resu
     history, clients = store.history(), store.read_clients(summary["clients"])
     weights = models.fixed | models.row(0)
     module = model or _rebuilt(path, dict(store.tables()["model"]), models, weights)
+    module = _served(dict(store.tables()["method"]), module, weights)
     # A module of another form is refused here, not at the first prediction.
     _check_form(module, weights)
     return Result(
@@ -349,6 +354,28 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Resu
         names=store.names(),
         encoding=store.encoding(encoding_from_json),
     )
+
+
+def _served(table: dict[str, Any], module: nn.Module, weights: Tree) -> nn.Module:
+    """The module with which the clients of a run predict, see `Method.served_module`.
+
+    Args:
+        table: the table [method] of the run.
+        module: the run's model, or already the module of its clients.
+        weights: the weights of a client.
+    """
+    method = REGISTRY["method"].get(table.pop("name"))
+    if method is None or method.served_module is Method.served_module:
+        return module
+    if weights.keys() <= module.state_dict().keys():
+        return module
+    try:
+        served: nn.Module = method(**table).served_module(module, weights)
+    except TypeError as error:
+        raise InvalidInputError(
+            f"experiment.toml: [method] cannot be read ({error}).", "method"
+        ) from error
+    return served
 
 
 def _loss_name(store: RunDirectory) -> LossName:

@@ -354,18 +354,20 @@ class TrainingRun:
         summary = summarize(setup, clients, evaluation, history, selected_round, progress.stopped)
         columns = client_metrics.columns(clients, state.cluster_ids, values)
         models = final_models(setup, evaluation, personalize)
+        row = models.shared | {n: value[0] for n, value in models.models.items() if len(value)}
+        module = setup.method.served_module(setup.module.cpu(), row)
         features = plot_data.collect(state, setup.label_counts)
         if store is not None:
             store.write_models(
                 models.models,
-                untrained(setup.module, setup.objective.names),
+                untrained(module, setup.served.names) | models.shared,
                 models.model_ids,
                 state.cluster_ids,
                 clients.shape,
                 clients.classes,
                 outputs_for(self.local.loss if self.loss is None else None, clients),
             )
-            if (adapter := adapter_description(setup.module)) is not None:
+            if (adapter := adapter_description(module)) is not None:
                 store.write_adapter(adapter)
             write_outcome(store, columns, features, summary, clients.names)
         profile = None
@@ -381,7 +383,7 @@ class TrainingRun:
             history,
             state.cluster_ids,
             columns,
-            setup.module.cpu(),  # its frozen weights may be large, so it is no copy
+            module,  # its frozen weights may be large, so it is no copy
             models,
             TaskSpec(clients.shape, clients.classes, self.local.loss),
             folder=store.folder if store is not None else None,

@@ -85,6 +85,7 @@ class RunSetup:
     method: Method
     module: nn.Module
     objective: Objective
+    served: Objective  # what clients predict with; most often `objective`
     metrics: dict[str, AnyMetric]
     own_batch_norm: OwnBatchNorm
     local: LocalConfig
@@ -144,6 +145,14 @@ def prepare(run: TrainingRun) -> RunSetup:
     loss = run.local.loss_for(run.loss)
     bf16 = run.engine.precision == "bf16"
     objective = Objective(module.to(engine.device), loss, x, run.augment, bf16)
+    served = method.served_objective(module, objective, x)
+    require(
+        served is objective or not run.settings.fine_tune_epochs,
+        "run.fine_tune_epochs",
+        run.settings.fine_tune_epochs,
+        f"a client of method {method.name} does not predict with one model that could be tuned;"
+        " leave it at 0",
+    )
     _require_validation(run.settings, metadata)
     metrics = metrics_for(objective, metadata, run.metrics, engine.device, run.settings.metrics)
     _check_augmentation(objective, x)
@@ -157,6 +166,7 @@ def prepare(run: TrainingRun) -> RunSetup:
         method=method,
         module=module,
         objective=objective,
+        served=served,
         metrics=metrics,
         local=run.local,
         training=run.settings,
@@ -235,8 +245,14 @@ def own_batch_norm_of(method: Method, objective: Objective, local: LocalConfig) 
         objective: the model.
         local: the settings of local training.
     """
-    if local.batch_norm == "average":
+    if local.batch_norm == "average" and not method.own_batch_norm:
         return OwnBatchNorm(objective)
+    require(
+        bool(objective.batch_norm) or not method.own_batch_norm,
+        "method.name",
+        method.name,
+        "the model has no BatchNorm layer; use fedavg",
+    )
     require(
         bool(objective.batch_norm),
         "local.batch_norm",

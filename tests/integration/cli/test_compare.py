@@ -96,6 +96,9 @@ def test_a_process_prints_the_table_and_writes_comparison_and_runs(tmp_path: Pat
         assert shown[4] == f"{row['clusters']:g}"
         assert shown[5] == f"{row['ari']:.2f}"
         assert shown[8] == f"{row['seconds']:.1f}"
+    hurt = {row["method"]: row["hurt_against_fedavg"] for row in written["rows"]}
+    assert hurt["fedavg"] is None
+    assert f"worse off than with fedavg, %: local {hurt['local']:.1f}" in done.stdout
     assert table["local"][6:8] == ["0.0", "0.0"]
     assert table["fedavg"][6:8] == ["0.8", "0.8"]
     last = done.stdout.splitlines()[-1]

@@ -73,7 +73,14 @@ def test_the_page_on_methods_shows_the_example() -> None:
 
 
 def test_the_example_method_runs_on_the_command_line(tmp_path: Path) -> None:
-    words = ["run", "quickstart", "--import", EXAMPLES / "ditto.py", "--set", "method.name=ditto"]
+    words = [
+        "run",
+        "quickstart",
+        "--import",
+        EXAMPLES / "ditto.py",
+        "--set",
+        "method.name=my_ditto",
+    ]
     command = [sys.executable, "-m", "fedclade", *words, "--set", "run.rounds=2", "--out", "run"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert "ditto: round 2/2" in done.stdout
+    assert "my_ditto: round 2/2" in done.stdout

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from fedclade.core.batching import Batches, Plan, make_plan
+from fedclade.core.batching import Batches, Part, Plan, make_plan
 from fedclade.core.rng import client_keys
 from fedclade.errors import InvalidInputError
 
@@ -238,3 +238,44 @@ def test_every_step_of_every_client_has_its_own_key() -> None:
 def test_batches_need_positive_integers(field: str, value: object) -> None:
     with pytest.raises(InvalidInputError, check=lambda error: error.field == f"batches.{field}"):
         Batches(**{"size": 4, field: value})  # type: ignore[arg-type]
+
+
+def read_positions(part: Part, sizes: list[int], size: int = 3, epochs: int = 1) -> list[list[int]]:
+    """The positions that each client reads, in order."""
+    batches = Batches(size, epochs, shuffle=False, part=part)
+    of = torch.tensor(sizes)
+    plan = make_plan(batches, of, torch.arange(len(sizes)), max(sizes))
+    steps = batches.steps(of).tolist()
+    assert steps == [batches.most(each) for each in sizes]
+    return [
+        [
+            int(place)
+            for step in range(steps[client])
+            for place in plan.position[client, step, 0, : int(plan.valid[client, step, 0])]
+        ]
+        for client in range(len(sizes))
+    ]
+
+
+def test_every_fifth_sample_is_held_out() -> None:
+    assert read_positions("held_out", [12, 5, 4]) == [[4, 9], [4], []]
+    assert read_positions("fit", [12, 5, 4]) == [
+        [0, 1, 2, 3, 5, 6, 7, 8, 10, 11],
+        [0, 1, 2, 3],
+        [0, 1, 2, 3],
+    ]
+    assert read_positions("none", [12, 5]) == [[], []]
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.integers(1, 7))
+def test_the_two_parts_are_all_samples(sizes: list[int], size: int) -> None:
+    fit, held_out = (read_positions(part, sizes, size) for part in ("fit", "held_out"))
+    for client, samples in enumerate(sizes):
+        assert sorted(fit[client] + held_out[client]) == list(range(samples))
+
+
+def test_a_shuffled_part_stays_in_the_clients_data() -> None:
+    sizes = torch.tensor([12, 5, 4])
+    plan = make_plan(Batches(4, 3, part="fit"), sizes, torch.arange(3), 12)
+    assert bool((plan.position < sizes[:, None, None, None]).all())
+    assert not bool((plan.position[0] % 5 == 4).any())

@@ -10,6 +10,7 @@ import fedclade
 from fedclade.analysis.export.finished_run import FinishedRun
 from fedclade.core.names import Names
 from fedclade.core.pytree import Tree
+from fedclade.methods.base import Method
 from fedclade.registry import REGISTRY
 from fedclade.training.metrics import own_names
 from fedclade.training.plot_data import ClientFeatures
@@ -114,7 +115,8 @@ def _snippets(run: FinishedRun, files: Mapping[str, str]) -> dict[str, str]:
     if "safetensors" in files:
         snippets["safetensors"] = (
             f"from safetensors.torch import load_file\n\n{_build_code(run)}\n"
-            f'model.load_state_dict(load_file("{files["safetensors"]}"))\nmodel.eval()'
+            + _load_code(run, f'load_file("{files["safetensors"]}")')
+            + "\nmodel.eval()"
         )
     if "adapter" in files:
         snippets["adapter"] = (
@@ -143,6 +145,21 @@ def _build_code(run: FinishedRun) -> str:
     if spec.__module__.startswith("fedclade."):
         return f"import fedclade as fc\n\nmodel = fc.models.{spec.__name__}{call}"
     return f"model = {spec.__name__}{call}{own}"
+
+
+def _load_code(run: FinishedRun, weights: str) -> str:
+    """Code that loads weights into `model`, or into what the method makes of it."""
+    table = run.tables["method"]
+    method = REGISTRY["method"].get(table["name"])
+    if method is None or method.served_module is Method.served_module:
+        return f"model.load_state_dict({weights})"
+    settings = ", ".join(f"{key}={value!r}" for key, value in table.items() if key != "name")
+    name = method.__name__
+    name = f"fc.methods.{name}" if method.__module__.startswith("fedclade.") else name
+    return (
+        f"weights = {weights}\nmodel = {name}({settings}).served_module(model, weights)\n"
+        "model.load_state_dict(weights)"
+    )
 
 
 def markdown(card: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import logging
 import warnings
 from collections.abc import Iterator
@@ -67,13 +68,17 @@ def samples_for(module: nn.Module, shape: tuple[int, ...], count: int) -> Tensor
 
 
 def _program(module: nn.Module, x: Tensor) -> Any:
+    rows: Any = {0: torch.export.Dim("samples")}
+    first = next(iter(inspect.signature(module.forward).parameters.values()))
+    if first.kind is inspect.Parameter.VAR_POSITIONAL:  # all inputs are one argument, a tuple
+        rows = (rows,)
     return torch.onnx.export(
         module.eval(),
         (x,),
         dynamo=True,
         input_names=["x"],
         output_names=["y"],
-        dynamic_shapes=({0: torch.export.Dim("samples")},),
+        dynamic_shapes=(rows,),
         # The optimizer may fold weights into constants, which the next model's weights could not
         # replace. Runtimes optimize automatically.
         optimize=False,

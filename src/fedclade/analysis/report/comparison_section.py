@@ -6,8 +6,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from fedclade.analysis.clients_hurt import BASELINES, shares_hurt
 from fedclade.analysis.report.load import StoredRun
 from fedclade.analysis.report.metric import Metric, mean, short
+from fedclade.analysis.significance import Measured
 from fedclade.training.metrics import own_names
 
 _AVERAGED = ("clusters", "ari", "bytes_up", "bytes_down", "seconds", "failures")
@@ -18,7 +20,29 @@ def compared(runs: Sequence[StoredRun], metric: Metric) -> list[dict[str, Any]]:
     by_title: dict[str, list[StoredRun]] = {}
     for run in runs:
         by_title.setdefault(run.title, []).append(run)
-    return [_row(title, title_runs, metric) for title, title_runs in by_title.items()]
+    hurt = shares_hurt(
+        [
+            Measured(
+                run.title,
+                run.summary["seed"],
+                (run.tables.get("data"), run.tables.get("partition")),
+                run.summary,
+                run.clients,
+            )
+            for run in runs
+            if run.summary is not None and run.clients is not None
+        ]
+    )
+    return [
+        {
+            **_row(title, title_runs, metric),
+            **{
+                f"hurt_{baseline}": short(hurt.get(baseline, {}).get(title), 6)
+                for baseline in BASELINES
+            },
+        }
+        for title, title_runs in by_title.items()
+    ]
 
 
 def _row(title: str, runs: Sequence[StoredRun], metric: Metric) -> dict[str, Any]:

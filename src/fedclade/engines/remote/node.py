@@ -229,7 +229,7 @@ class Node:
         local_ids = torch.tensor(header["clients"], dtype=torch.int64)
         requests = [
             EvalRequest(
-                self.context.objective,
+                self.context.served or self.context.objective,
                 {name: self.metrics[name] for name in request["metrics"]},
                 request["split"],
                 self._program_or_none(request["finetune"]),

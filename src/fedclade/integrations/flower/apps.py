@@ -210,12 +210,8 @@ def _node(
     by_name = {str(name): arrays for name, arrays in pairs}
     names = sorted(by_name)
     clients = settings.data.with_validation(from_arrays({name: by_name[name] for name in names}))
-    objective = Objective(
-        settings.module(build_model),
-        settings.local.loss_for(loss),
-        as_inputs(clients.metadata.x),
-        augment,
-    )
+    module, x = settings.module(build_model), as_inputs(clients.metadata.x)
+    objective = Objective(module, settings.local.loss_for(loss), x, augment)
     evaluated = (
         objective,
         clients.metadata,
@@ -229,7 +225,7 @@ def _node(
     return Node(
         clients,
         names,
-        node_context(objective, method, _secret(node_config, home, method)),
+        node_context(objective, method, _secret(node_config, home, method), module, x),
         measured(*evaluated),
         compatibility_info(objective),
         partial(DiskStateStore, home),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flwr.serverapp import Grid
+from torch import nn
 
 from fedclade import __version__
 from fedclade.core.functional_encoder import Encoder
@@ -46,10 +47,21 @@ def compatibility_info(objective: Objective) -> dict[str, str]:
     }
 
 
-def node_context(objective: Objective, method: Method, secret: int) -> NodeContext:
-    """What a node has for the programs of this method."""
+def node_context(
+    objective: Objective, method: Method, secret: int, module: nn.Module, x: Inputs
+) -> NodeContext:
+    """What a node has for the programs of this method.
+
+    Args:
+        objective: the model and its loss.
+        method: the method.
+        secret: the number that the server must not know.
+        module: the model.
+        x: a few inputs.
+    """
     encoder = method.encoder_module if isinstance(method, NeedsEncoder) else None
-    return NodeContext(objective, None if encoder is None else Encoder(encoder), secret)
+    served = method.served_objective(module, objective, x)
+    return NodeContext(objective, None if encoder is None else Encoder(encoder), secret, served)
 
 
 class FlowerFederation(RemoteFederation):

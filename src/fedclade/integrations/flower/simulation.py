@@ -164,10 +164,11 @@ def experiment_node(spec: str, number: int, nodes: int, homes: str) -> Node:
     experiment = experiment_file.experiment(options["tables"])
     clients = experiment.clients(options["root"])
     metadata = clients.metadata
+    module, x = _module(experiment, metadata), as_inputs(metadata.x)
     objective = Objective(
-        _module(experiment, metadata),
+        module,
         experiment.local_for(clients.classes).loss_for(None),
-        as_inputs(metadata.x),
+        x,
         bf16=experiment.engine.precision == "bf16",
     )
     method = inject_context(experiment.method, metadata, experiment.run.seed)
@@ -181,7 +182,11 @@ def experiment_node(spec: str, number: int, nodes: int, homes: str) -> Node:
         [str(client) for client in ids],
         # As in the simulator: nothing is hidden.
         node_context(
-            objective, method, (method.secret or 0) if isinstance(method, NeedsSecret) else 0
+            objective,
+            method,
+            (method.secret or 0) if isinstance(method, NeedsSecret) else 0,
+            module,
+            x,
         ),
         metrics,
         compatibility_info(objective),

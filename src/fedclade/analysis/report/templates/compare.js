@@ -23,6 +23,8 @@ function drawCompare() {
       format: (value) => number(value),
     })),
     column("Variance", "variance", (value) => fixed(value)),
+    column("Clients worse off than with FedAvg, %", "hurt_fedavg", (value) => fixed(value)),
+    column("Clients worse off than with Local, %", "hurt_local", (value) => fixed(value)),
     column("Groups", "clusters", (value) => number(value, 3)),
     column("True groups (ARI)", "ari", (value) => fixed(value, 2)),
     column("Sent up", "bytes_up", bytes),

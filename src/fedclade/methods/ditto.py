@@ -1,0 +1,199 @@
+"""Ditto: a shared model, and a model of its own for each client that is pulled toward it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedclade.core.federation import Federation
+from fedclade.core.functional_model import Batch
+from fedclade.core.local_sgd import initial_optimizer_state, optimizer_step, per_client, sgd
+from fedclade.core.local_training_config import LocalTraining
+from fedclade.core.method_state import State
+from fedclade.core.program import AnyProgram, Program, chain, natively_batched
+from fedclade.core.program_serialization import serializable_program
+from fedclade.core.pytree import Tree, add_prefix, strip_prefix, tree_map
+from fedclade.errors import require
+from fedclade.methods.base import Needs
+from fedclade.methods.fedavg import FedAvg, fedavg_round
+from fedclade.programs.held_out import least_loss
+from fedclade.programs.own_model import (
+    OWN,
+    TRAINED,
+    serve_own_model,
+    trained_client_state,
+    untrained_client_state,
+)
+
+LAMBDAS = (0.1, 1.0, 2.0)
+FEW = 1  # the place of λ = 1, which clients with few samples take
+
+
+@serializable_program
+def ditto(local: LocalTraining, lam: float | None) -> AnyProgram:
+    """Trains the shared model w and the client's own model v in the same batches. v stays in the
+    client's state; the reply is w.
+
+    Args:
+        local: the objective and the settings of SGD.
+        lam: λ; None: the client chooses it from `LAMBDAS` by its held-out samples.
+    """
+    if lam is not None:
+        return _train_both(local, lam)
+    choose = chain(
+        _candidates(local),
+        least_loss(local.objective, LAMBDAS, default=FEW),
+        lambda _, params, candidates: (candidates, {}),
+    )
+    return chain(
+        choose, _train_both(local, None), lambda _, w, reply: (w | {"lambda": reply["chosen"]}, {})
+    )
+
+
+def _own_step(
+    local: LocalTraining, v: Tree, state: Tree, sent: Tree, lam: Tensor, batch: Batch, lr: Tensor
+) -> tuple[Tree, Tree]:
+    """A step of v along ∇F(v) + λ (v - w^t)."""
+    pull = {
+        name: per_client(lam, v[name]) * (v[name] - sent[name]) for name in local.objective.trained
+    }
+    return optimizer_step(local, v, state, batch, lr, plus=pull)
+
+
+def _candidates(local: LocalTraining) -> Program:
+    """Trains v with each λ on the samples that are not held out. The reply has the models."""
+    train = sgd(local, part="fit", stream="ditto_fit")
+
+    @natively_batched
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        v = strip_prefix(OWN, memory)
+        carry: Tree = {}
+        for number in range(len(LAMBDAS)):
+            carry |= add_prefix(f"{number}/v", tree_map(torch.clone, v))
+            carry |= add_prefix(f"{number}/optimizer", initial_optimizer_state(local, v))
+        return params, carry
+
+    @natively_batched
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        after: Tree = {}
+        for number, lam in enumerate(LAMBDAS):
+            v, state = _own_step(
+                local,
+                strip_prefix(f"{number}/v", carry),
+                strip_prefix(f"{number}/optimizer", carry),
+                const,
+                broadcast["lr"].new_tensor(lam),
+                batch,
+                broadcast["lr"],
+            )
+            after |= add_prefix(f"{number}/v", v) | add_prefix(f"{number}/optimizer", state)
+        return after
+
+    @natively_batched
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        models: Tree = {}
+        for number in range(len(LAMBDAS)):
+            models |= add_prefix(str(number), strip_prefix(f"{number}/v", carry))
+        return models, None
+
+    return replace(train, start=start, step=step, finish=finish, name="ditto_candidates")
+
+
+def _train_both(local: LocalTraining, lam: float | None) -> Program:
+    """Trains w and v. λ is `lam`, or in the parameters if it is None."""
+    train = sgd(local)
+
+    @natively_batched
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        w = {name: value for name, value in params.items() if name != "lambda"}
+        v = strip_prefix(OWN, memory)
+        carry = add_prefix("w", tree_map(torch.clone, w)) | add_prefix("v", v)
+        carry |= add_prefix("optimizer", initial_optimizer_state(local, w))
+        carry |= add_prefix("own_optimizer", initial_optimizer_state(local, v))
+        return params | {TRAINED: memory[TRAINED]}, carry
+
+    @natively_batched
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        lr = broadcast["lr"]
+        v, own_state = _own_step(
+            local,
+            strip_prefix("v", carry),
+            strip_prefix("own_optimizer", carry),
+            const,
+            const["lambda"] if lam is None else broadcast["lambda"],
+            batch,
+            lr,
+        )
+        w, state = optimizer_step(
+            local, strip_prefix("w", carry), strip_prefix("optimizer", carry), batch, lr
+        )
+        return {
+            **add_prefix("w", w),
+            **add_prefix("optimizer", state),
+            **add_prefix("v", v),
+            **add_prefix("own_optimizer", own_state),
+        }
+
+    @natively_batched
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree]:
+        own = trained_client_state(strip_prefix("v", carry), const[TRAINED])
+        return strip_prefix("w", carry), own
+
+    return replace(
+        train,
+        start=start,
+        step=step,
+        finish=finish,
+        name="ditto",
+        rng_stream="sgd",
+        hyperparams={**train.hyperparams, **({} if lam is None else {"lambda": lam})},
+    )
+
+
+@dataclass(frozen=True)
+class Ditto(FedAvg):
+    """w is FedAvg's model. Client k also has a model v_k of its own, which it trains in the same
+    batches on h_k(v) = F_k(v) + λ/2 · ‖v - w^t‖², where w^t is the model it received: v_k <- v_k -
+    η (∇F_k(v_k) + λ (v_k - w^t)). v_k starts at the initial model, never leaves the client, and is
+    what the client uses. λ = 0 is Local; a large λ keeps v_k at w.
+
+    By default each client chooses λ from the paper's 0.1, 1 and 2 in every round: it trains v_k
+    with each of them on four fifths of its training samples, and takes the one with the least loss
+    on the last fifth; then it trains on all of them. A client with fewer than five samples takes
+    λ = 1. A client that never trained uses w.
+
+    Args:
+        lam: λ for all clients; None: each client chooses it.
+    """
+
+    name: ClassVar[str] = "ditto"
+    title: ClassVar[str] = "Ditto: own models that are pulled toward a shared one"
+    paper: ClassVar[str] = (
+        "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"
+    )
+    server_visibility: ClassVar[Needs] = "sum"
+
+    lam: float | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            self.lam is None or self.lam >= 0,
+            "method.lam",
+            self.lam,
+            "must be at least 0; leave it out so that clients choose it",
+        )
+
+    def why_no_own_batch_norm(self) -> str:
+        return "has a whole model of its own for each client"
+
+    def initial_client_state(self, params: Tree) -> Tree:
+        return untrained_client_state(params)
+
+    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
+        return fedavg_round(fed, ditto(self.local, self.lam), state, cohort, key)
+
+    def personalization_program(self) -> Program:
+        return serve_own_model()

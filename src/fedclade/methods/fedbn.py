@@ -1,0 +1,30 @@
+"""FedBN: each client keeps its own BatchNorm layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedclade.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class FedBN(FedAvg):
+    """FedAvg in which clients keep their BatchNorm layers: weight, bias and running statistics.
+    It is FedAvg with `local.batch_norm = "own"`, which most other methods can have too.
+
+    The layers are found by their type, not by their name. A client that never trained has the
+    initial BatchNorm layers.
+    """
+
+    name: ClassVar[str] = "fedbn"
+    title: ClassVar[str] = "FedBN: FedAvg with BatchNorm layers of its own for each client"
+    paper: ClassVar[str] = (
+        "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization,"
+        " ICLR 2021"
+    )
+    client_disclosure: ClassVar[str] = (
+        "the trained weights without the BatchNorm layers, once a round; the server needs only"
+        " their weighted sum"
+    )
+    own_batch_norm: ClassVar[bool] = True

@@ -1,0 +1,51 @@
+"""A client's own model beside the shared one, in its state."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedclade.core.batching import Batches
+from fedclade.core.local_sgd import per_client
+from fedclade.core.program import Program, natively_batched
+from fedclade.core.program_serialization import serializable_program
+from fedclade.core.pytree import Tree, add_prefix, strip_prefix, tree_map
+
+OWN = "own"
+"""The prefix of the client's own model in its state."""
+
+TRAINED = "trained"
+"""The name of the number in a client's state that is 1 after its first training, else 0."""
+
+
+def untrained_client_state(params: Tree) -> Tree:
+    """The state of a client that never trained: its own model is the initial model."""
+    return add_prefix(OWN, params) | {TRAINED: torch.zeros(())}
+
+
+def trained_client_state(own: Tree, trained: Tensor) -> Tree:
+    """The state of a client after training.
+
+    Args:
+        own: the client's own model.
+        trained: the number `TRAINED` before training, which gives the shape.
+    """
+    return add_prefix(OWN, own) | {TRAINED: torch.ones_like(trained)}
+
+
+@serializable_program
+def serve_own_model() -> Program:
+    """The reply is the client's own model; the shared model if the client never trained."""
+
+    @natively_batched
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        own, trained = strip_prefix(OWN, memory), memory[TRAINED]
+        return {}, tree_map(
+            lambda shared, own: torch.where(per_client(trained, own) > 0, own, shared), params, own
+        )
+
+    @natively_batched
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        return carry, None
+
+    return Program(start, lambda b, c, carry, batch: carry, finish, Batches.none(), "own_model")
