@@ -127,7 +127,7 @@ PICTURES: dict[str, tuple[str, list[tuple[Glyph, str, str]]]] = {
         "Ditto: an own model near the shared one",
         [
             (UP, "1. w is trained", "as in FedAvg"),
-            (spring, "2. v is trained beside it", "each step adds λ (v − w)"),
+            (spring, "2. v is trained too", "each step adds λ (v − w)"),
         ],
     ),
     "apfl": (

@@ -1,4 +1,4 @@
-"""A client's own model beside the shared one, in its state."""
+"""A client's own model in addition to the shared one, in its state."""
 
 from __future__ import annotations
 
