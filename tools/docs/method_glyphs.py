@@ -128,6 +128,11 @@ def halves() -> list[str]:
     return _shared_part("head", own_head=False)
 
 
+def own_norms() -> list[str]:
+    """FedBN: all layers but BatchNorm are shared."""
+    return _shared_part("w", own_head=False)
+
+
 def own_heads() -> list[str]:
     """One shared body above, a separate head at each client."""
     return _shared_part("body", own_head=True)
@@ -249,7 +254,12 @@ def nodes() -> list[str]:
     ]
 
 
-def spring() -> list[str]:
+def spring(trained: str, pull: str) -> Glyph:
+    """A client's model moves away from w and is pulled back."""
+    return lambda: _spring(trained, pull)
+
+
+def _spring(trained: str, pull: str) -> list[str]:
     zigzag = " ".join(f"{70 + step * 11} {92 + (-7 if step % 2 else 7)}" for step in range(1, 10))
     return [
         (
@@ -261,8 +271,8 @@ def spring() -> list[str]:
             ' stroke-width="1.8"/>'
         ),
         *model(56, 92, GRAY, "w"),
-        *model(196, 84, BLUE, "w"),
-        words(126, 122, "μ pulls back", ORANGE),
+        *model(196, 84, BLUE, trained),
+        words(126, 122, f"{pull} pulls back", ORANGE),
     ]
 
 

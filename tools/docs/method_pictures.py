@@ -38,6 +38,7 @@ from method_glyphs import (
     neighbors,
     nodes,
     own_heads,
+    own_norms,
     path,
     personal,
     probed,
@@ -70,7 +71,7 @@ PICTURES: dict[str, tuple[str, list[tuple[Glyph, str, str]]]] = {
         "FedProx: FedAvg with a proximal term",
         [
             (DOWN, "1. Each client receives w", "as in FedAvg"),
-            (spring, "2. It stays close to w", "each step adds μ (w_k − w)"),
+            (spring("w", "μ"), "2. It stays close to w", "each step adds μ (w_k − w)"),
             (UP, "3. The mean", "by examples, as in FedAvg"),
         ],
     ),
@@ -121,13 +122,13 @@ PICTURES: dict[str, tuple[str, list[tuple[Glyph, str, str]]]] = {
     ),
     "fedbn": (
         "FedBN: own BatchNorm layers",
-        [(halves, "The other layers are averaged", "BatchNorm stays on the client")],
+        [(own_norms, "The other layers are averaged", "BatchNorm stays on the client")],
     ),
     "ditto": (
         "Ditto: an own model near the shared one",
         [
             (UP, "1. w is trained", "as in FedAvg"),
-            (spring, "2. v is trained too", "each step adds λ (v − w)"),
+            (spring("v", "λ"), "2. v is trained too", "each step adds λ (v − w)"),
         ],
     ),
     "apfl": (
