@@ -31,7 +31,7 @@ def digits(groups: int) -> Clients:
 
 
 @pytest.mark.filterwarnings("ignore:manifold")
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"fedbn"}))  # the model has no BatchNorm
 def test_absences_and_malformed_replies_cost_less_than_two_points(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
