@@ -99,6 +99,29 @@ class Program:
         return (self.start, self.step, self.finish)
 
 
+def without_steps(reply: Callable[[Tree, Tree], Tree], name: str) -> Program:
+    """A program that reads no sample.
+
+    Args:
+        reply: (params, memory) -> the reply, natively batched.
+        name: the name of the program.
+    """
+
+    @natively_batched
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        return {}, reply(params, memory)
+
+    @natively_batched
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        return carry
+
+    @natively_batched
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        return carry, None
+
+    return Program(start, step, finish, Batches.none(), name)
+
+
 @dataclass(frozen=True)
 class ChainedProgram:
     """Two programs on the same client in one message; see `chain`."""

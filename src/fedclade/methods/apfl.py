@@ -8,13 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedclade.core.batching import Batches
 from fedclade.core.federation import Federation
 from fedclade.core.functional_model import Batch
 from fedclade.core.local_sgd import loss_gradient, per_client, sgd, sgd_step
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.method_state import State
-from fedclade.core.program import Program, natively_batched
+from fedclade.core.program import Program, natively_batched, without_steps
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, add_prefix, strip_prefix, tree_map
 from fedclade.errors import require
@@ -86,16 +85,11 @@ def adaptive_mixture(local: LocalTraining) -> Program:
 def serve_mixture() -> Program:
     """The reply is α v + (1 - α) w with the current w; w if the client never trained."""
 
-    @natively_batched
-    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+    def mixture(params: Tree, memory: Tree) -> Tree:
         alpha = memory[ALPHA] * memory[TRAINED]
-        return {}, params | mixed(alpha, strip_prefix(OWN, memory), params)
+        return params | mixed(alpha, strip_prefix(OWN, memory), params)
 
-    @natively_batched
-    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
-        return carry, None
-
-    return Program(start, lambda b, c, carry, batch: carry, finish, Batches.none(), "mixture")
+    return without_steps(mixture, "mixture")
 
 
 @dataclass(frozen=True)

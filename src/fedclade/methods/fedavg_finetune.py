@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import torch
 
-from fedclade.core.batching import Batches
 from fedclade.core.local_sgd import per_client, sgd
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.program import AnyProgram, Program, chain, natively_batched
@@ -30,7 +29,7 @@ def fine_tune(local: LocalTraining, alpha: float | None) -> AnyProgram:
             for a model that was tuned on its other samples.
     """
     if alpha is not None:
-        return chain(_given(alpha), _mixing(local), lambda _, params, reply: (params | reply, {}))
+        return _mixing(local, alpha)
     tuned = sgd(local, part="fit", stream="fine_tune_fit")
     choose = chain(
         tuned,
@@ -46,26 +45,13 @@ def fine_tune(local: LocalTraining, alpha: float | None) -> AnyProgram:
     )
     return chain(
         choose,
-        _mixing(local),
+        _mixing(local, None),
         lambda _, w, chosen: (w | {"alpha": chosen["chosen"]}, {}),
     )
 
 
-def _given(alpha: float) -> Program:
-    """A program without steps that replies α."""
-
-    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        first = next(iter(params.values()))
-        return {}, {"alpha": torch.full((), alpha, device=first.device)}
-
-    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
-        return carry, None
-
-    return Program(start, lambda b, c, carry, batch: carry, finish, Batches.none(), "given")
-
-
-def _mixing(local: LocalTraining) -> Program:
-    """`sgd` from w, which is in the parameters with α. The reply is (1 - α) w + α w_i."""
+def _mixing(local: LocalTraining, alpha: float | None) -> Program:
+    """`sgd` from w. The reply is (1 - α) w + α w_i. α is in the parameters if it is None."""
     train = sgd(local, stream="fine_tune")
 
     @natively_batched
@@ -75,13 +61,14 @@ def _mixing(local: LocalTraining) -> Program:
 
     @natively_batched
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
-        alpha = const["alpha"]
+        share = const["alpha"] if alpha is None else broadcast["alpha"]
         return {
-            name: const[name] + per_client(alpha, tuned) * (tuned - const[name])
+            name: const[name] + per_client(share, tuned) * (tuned - const[name])
             for name, tuned in strip_prefix("w", carry).items()
         }, None
 
-    return replace(train, start=start, finish=finish, name="mixing")
+    numbers = {**train.hyperparams, **({} if alpha is None else {"alpha": alpha})}
+    return replace(train, start=start, finish=finish, name="mixing", hyperparams=numbers)
 
 
 @dataclass(frozen=True)

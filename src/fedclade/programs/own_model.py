@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedclade.core.batching import Batches
 from fedclade.core.local_sgd import per_client
-from fedclade.core.program import Program, natively_batched
+from fedclade.core.program import Program, without_steps
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, add_prefix, strip_prefix, tree_map
 
@@ -37,15 +36,10 @@ def trained_client_state(own: Tree, trained: Tensor) -> Tree:
 def serve_own_model() -> Program:
     """The reply is the client's own model; the shared model if the client never trained."""
 
-    @natively_batched
-    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+    def own_or_shared(params: Tree, memory: Tree) -> Tree:
         own, trained = strip_prefix(OWN, memory), memory[TRAINED]
-        return {}, tree_map(
+        return tree_map(
             lambda shared, own: torch.where(per_client(trained, own) > 0, own, shared), params, own
         )
 
-    @natively_batched
-    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
-        return carry, None
-
-    return Program(start, lambda b, c, carry, batch: carry, finish, Batches.none(), "own_model")
+    return without_steps(own_or_shared, "own_model")
