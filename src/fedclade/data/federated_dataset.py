@@ -164,20 +164,12 @@ class Clients:
             share: The share, above 0 and below 1.
             seed: The seed of the split; None for the seed of the partition, or 0 if there is none.
         """
-        require(
-            is_number(share) and 0 < share < 1,
-            "data.validation",
-            share,
-            "must be a share above 0 and below 1, such as 0.1",
-        )
-        if seed is not None:
-            require_int("data.validation_seed", seed, 0)
+        split_seed = self._split_seed("data.validation", share, "0.1", "data.validation_seed", seed)
         if self.validation is not None:
             raise InvalidInputError(
                 "data.validation: these clients have validation data already.", "data.validation"
             )
-        split_seed = self.origin.get("seed", 0) if seed is None else seed
-        train, validation = self._split_training(float(share), int(split_seed))
+        train, validation = self._split_training(float(share), split_seed)
         origin: dict[str, Any] = {"validation": float(share)}
         if seed is not None:
             origin["validation_seed"] = int(seed)
@@ -199,17 +191,9 @@ class Clients:
             share: The share, above 0 and below 1.
             seed: The seed of the split; None for the seed of the partition, or 0 if there is none.
         """
-        require(
-            is_number(share) and 0 < share < 1,
-            "data.probe",
-            share,
-            "must be a share above 0 and below 1, such as 0.05",
-        )
-        if seed is not None:
-            require_int("data.seed", seed, 0)
+        split_seed = self._split_seed("data.probe", share, "0.05", "data.seed", seed)
         require(self.probe is None, "data.probe", share, "these clients have probe data already")
-        split_seed = self.origin.get("seed", 0) if seed is None else seed
-        train, apart = self._split_training(float(share), fold_in(int(split_seed), "probe"))
+        train, apart = self._split_training(float(share), fold_in(split_seed, "probe"))
         rows = torch.cat(apart)
         require(
             len(rows) > 0,
@@ -218,6 +202,20 @@ class Clients:
             f"no client has {math.ceil(1 / share)} training samples; give a larger share",
         )
         return replace(self, train=RaggedIndex.of(train), probe=select(self.x, rows))
+
+    def _split_seed(
+        self, field: str, share: float, such_as: str, seed_field: str, seed: int | None
+    ) -> int:
+        """The seed of a split of the training data, after a check of the share and of the seed."""
+        require(
+            is_number(share) and 0 < share < 1,
+            field,
+            share,
+            f"must be a share above 0 and below 1, such as {such_as}",
+        )
+        if seed is not None:
+            require_int(seed_field, seed, 0)
+        return int(self.origin.get("seed", 0) if seed is None else seed)
 
     def _split_training(self, share: float, seed: int) -> tuple[list[Tensor], list[Tensor]]:
         """The training rows that each client keeps, and the share of them that is set apart."""
