@@ -31,14 +31,15 @@ help:
 
 setup: $(READY)
 
-# pip checks downloads against the hashes in locked.txt and locked-dev.txt and installs wheels only, so it builds nothing. Only torch has no
+# pip checks downloads against the hashes in locked.txt and locked-dev.txt and installs wheels only, so it builds nothing. The two files are complete
+# (--no-deps): without that, pip also looks for a newer version of a package that is required with an extra, and rejects it. Only torch has no
 # hash, because each machine has its own build. torch is installed after its locked requirements, so it adds only itself and, for a CUDA build,
 # NVIDIA's libraries and triton (hence no --no-deps). The locked hatchling builds fedclade.
 $(READY): pyproject.toml locked.txt Makefile
 	@echo "fedclade: setting up $(VENV) (first time only, a few minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "fedclade: installing what fedclade needs"
-	@$(INSTALL) --only-binary :all: --require-hashes -r locked.txt
+	@$(INSTALL) --only-binary :all: --require-hashes --no-deps -r locked.txt
 	@echo "fedclade: installing torch"
 	@$(INSTALL) --only-binary :all: torch==$(TORCH)
 	@echo "fedclade: installing fedclade"
@@ -48,7 +49,7 @@ $(READY): pyproject.toml locked.txt Makefile
 # What tests and checks need in addition.
 $(TOOLS): $(READY) locked-dev.txt
 	@echo "fedclade: installing what the tests need"
-	@$(INSTALL) --only-binary :all: --require-hashes -r locked-dev.txt
+	@$(INSTALL) --only-binary :all: --require-hashes --no-deps -r locked-dev.txt
 	@touch $(TOOLS)
 
 lock: $(READY)

@@ -95,10 +95,10 @@ def test_make_installs_only_locked_packages_torch_and_fedclade() -> None:
     assert [
         line.partition("$(INSTALL) ")[2] for line in lines if not line.startswith("INSTALL := ")
     ] == [
-        "--only-binary :all: --require-hashes -r locked.txt",
+        "--only-binary :all: --require-hashes --no-deps -r locked.txt",
         "--only-binary :all: torch==$(TORCH)",
         "--no-deps --no-build-isolation -e .",
-        "--only-binary :all: --require-hashes -r locked-dev.txt",
+        "--only-binary :all: --require-hashes --no-deps -r locked-dev.txt",
     ]
 
 
