@@ -65,8 +65,9 @@ class CapturedStep:
         device = self.dataset.device
         self.step_number = torch.zeros((), dtype=torch.int64, device=device)
         self.offsets = torch.arange(BLOCKS[0], device=device)
-        # The parts and keys of the clients.
-        self.inputs = torch.zeros(2, len(reader.client_ids), dtype=torch.int64, device=device)
+        # The parts and keys of the clients. The plan below reads them: a part that is not in this
+        # chunk may have more than `longest` samples.
+        self.inputs = _plan_inputs(reader).to(device)
         self.plan = Steps(*(torch.empty_like(value) for value in self._plan()))
         self.graph_pool: Any = None  # shared by all graphs: they never run at the same time
         self.plan_graph: torch.cuda.CUDAGraph | None = None
@@ -78,7 +79,7 @@ class CapturedStep:
         copy_into(self.broadcast, broadcast)
         copy_into(self.const, const)
         with clock.phase("plan"):
-            self.inputs.copy_(torch.stack([reader.part_ids, reader.keys]))
+            self.inputs.copy_(_plan_inputs(reader))
             if self.plan_graph is None:
                 self.plan_graph = self._capture(self._fill)
             self.plan_graph.replay()
@@ -149,6 +150,10 @@ class CapturedStep:
             after,
         )
         self.step_number += steps
+
+
+def _plan_inputs(reader: BatchReader) -> Tensor:
+    return torch.stack([reader.part_ids, reader.keys])
 
 
 @contextmanager

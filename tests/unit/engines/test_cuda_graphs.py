@@ -1,11 +1,18 @@
-"""CUDA graphs, the part that needs no GPU: the steps of each graph."""
+"""CUDA graphs, the part that needs no GPU: the steps of each graph, and its plan."""
 
 from __future__ import annotations
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedclade.engines.cuda_graphs import BLOCKS, _blocks, _plan_length
+from fedclade.core.batching import Batches
+from fedclade.core.program import natively_batched
+from fedclade.core.pytree import Tree
+from fedclade.data.federated_dataset import RaggedIndex
+from fedclade.engines.cuda_graphs import BLOCKS, CapturedStep, _blocks, _plan_length
+from fedclade.engines.device_dataset import BatchReader, DeviceDataset
+from fedclade.engines.profiler import Profiler
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40))
@@ -50,3 +57,25 @@ def test_plans_have_a_few_lengths() -> None:
         1,
     ]
     assert all(longest <= _plan_length(longest, 97) <= 97 for longest in range(1, 98))
+
+
+def test_a_chunk_without_the_first_client_has_a_plan() -> None:
+    """The chunk has clients 1 and 2, with 2 samples each. Client 0 has 6, more than the plan of
+    the chunk can hold.
+    """
+    device = torch.device("cpu")
+    parts = RaggedIndex.of([range(6), range(6, 8), range(8, 10)])
+    dataset = DeviceDataset(
+        torch.arange(10.0)[:, None], torch.arange(10), parts, device, Profiler(device)
+    )
+    clients = torch.tensor([1, 2])
+    reader = BatchReader(dataset, Batches(size=4, epochs=2), clients, clients, key=0)
+
+    @natively_batched
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: object) -> Tree:
+        return carry
+
+    captured = CapturedStep(step, reader, 2, {}, {}, {"w": torch.zeros(2, 1)})
+    captured._fill()
+    # Two epochs of one step with two samples and two places of padding.
+    assert captured.plan.rows.sort(-1).values.tolist() == [[[6, 6, 7, 7], [8, 8, 9, 9]]] * 2
