@@ -50,6 +50,21 @@ def centre(wanted: bool) -> Centre | None:
     return Centre() if wanted else None
 
 
+MNIST_MEAN, MNIST_STD = 0.1307, 0.3081  # of its pixels, which range from 0 to 1
+
+
+class Standardize(nn.Module):
+    """Maps inputs from 0 … 1 to (x − 0.1307) / 0.3081."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - MNIST_MEAN) / MNIST_STD
+
+
+def standardize(wanted: bool) -> Standardize | None:
+    """A first layer that standardizes pixels as those of MNIST, or None if it is not wanted."""
+    return Standardize() if wanted else None
+
+
 def dropout(share: float) -> nn.Dropout | None:
     """A dropout layer, or None if nothing is dropped: the layer would only cost random numbers."""
     return nn.Dropout(share) if share > 0 else None

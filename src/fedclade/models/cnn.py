@@ -19,6 +19,7 @@ from fedclade.models.base import (
     check_image,
     dropout,
     dropout2d,
+    standardize,
 )
 
 _KERNEL = 5
@@ -34,10 +35,13 @@ class LeafCNN:
 
     Args:
         padding: the padding of both convolutions, from 0 to 4; 2 keeps the size of the image.
+        standardized: whether a first layer subtracts 0.1307 from inputs from 0 … 1 and divides them
+            by 0.3081, the mean and the standard deviation of MNIST's pixels.
     """
 
     name: ClassVar[str] = "leaf_cnn"
     padding: int = 2
+    standardized: bool = False
 
     def __post_init__(self) -> None:
         # With more than 4 the outermost outputs of a 5x5 kernel would depend only on padding.
@@ -48,6 +52,7 @@ class LeafCNN:
         pixels = _pixels_left("LeafCNN", shape, self.padding)
         check_classes(classes)
         return chain(
+            standardize=standardize(self.standardized),
             conv1=nn.Conv2d(shape[0], 32, _KERNEL, padding=self.padding),
             relu1=nn.ReLU(),
             pool1=nn.MaxPool2d(2),

@@ -40,7 +40,7 @@ CASES: list[tuple[ModelSpec, tuple[int, ...]]] = [
     (MLP(20, dropout=0.5), (60,)),
     (Logistic(), (60,)),
     (LeafCNN(), (1, 12, 12)),
-    (LeafCNN(padding=0), (3, 16, 17)),
+    (LeafCNN(padding=0, standardized=True), (3, 16, 17)),
     (SmallCNN(), (1, 28, 28)),
     (SmallCNN(dropout=0), (1, 28, 28)),
     (LeNet5(), (3, 32, 32)),

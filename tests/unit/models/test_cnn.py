@@ -123,6 +123,15 @@ def test_padding_is_checked(padding: object) -> None:
     assert caught.value.field == "model.padding"
 
 
+def test_standardized_pixels_have_the_mean_and_the_scale_of_mnist() -> None:
+    plain, standardized = (
+        LeafCNN(padding=0, standardized=wanted).build((1, 28, 28), 62) for wanted in (False, True)
+    )
+    standardized.load_state_dict(plain.state_dict())
+    x = torch.rand(2, 1, 28, 28)
+    torch.testing.assert_close(standardized(x), plain((x - 0.1307) / 0.3081))
+
+
 @pytest.mark.parametrize("spec", [SmallCNN, GmccCNN])
 def test_dropout_is_checked(spec: type[SmallCNN] | type[GmccCNN]) -> None:
     with pytest.raises(InvalidInputError, check=lambda error: error.field == "model.dropout"):
