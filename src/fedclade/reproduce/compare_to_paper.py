@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from fedclade.reproduce.execute import Done, Plan, Sizes
 from fedclade.reproduce.panels import Picture
 from fedclade.reproduce.paper_metrics import measure
 from fedclade.reproduce.pictures import pictures
-from fedclade.reproduce.spec import Claim, Column, Row
+from fedclade.reproduce.spec import Claim, Column, Row, Table
 
 Mark = Literal["within", "above", "below", "not reached", ""]
 _LOWER_IS_BETTER = (
@@ -99,14 +100,7 @@ def outcome(plan: Plan, done: dict[tuple[str, str, int], Done], device: str) -> 
             runs = [_until(value, row.at) for key, value in by_seed if key[:2] == place]
             if runs and column.name not in row.skip:
                 cells.append(_cell(plan, row, column, runs))
-    means = {(cell.row, cell.column): cell.mean for cell in cells}
-    claims = () if plan.options.quick else table.claims
-    checked = [
-        result
-        for claim in claims
-        for place in _places(claim, columns)
-        if (result := _checked(claim, place, means)) is not None
-    ]
+    checked = () if plan.options.quick else check_claims(table, columns, cells)
     return Outcome(
         table.name,
         table.title,
@@ -116,7 +110,7 @@ def outcome(plan: Plan, done: dict[tuple[str, str, int], Done], device: str) -> 
         {column.name: plan.data[column.name] for column in columns},
         {column.name: table.settings_of(column).data for column in columns},
         tuple(cells),
-        tuple(checked),
+        checked,
         _environment(done, device),
         round(
             sum(
@@ -129,6 +123,19 @@ def outcome(plan: Plan, done: dict[tuple[str, str, int], Done], device: str) -> 
         ),
         pictures(plan, done),
         _sizes(done),
+    )
+
+
+def check_claims(
+    table: Table, columns: Sequence[Column], cells: Sequence[Cell]
+) -> tuple[Checked, ...]:
+    """The claims of a table for which there are all numbers."""
+    means = {(cell.row, cell.column): cell.mean for cell in cells}
+    return tuple(
+        result
+        for claim in table.claims
+        for place in _places(claim, columns)
+        if (result := _checked(claim, place, means)) is not None
     )
 
 
@@ -232,7 +239,7 @@ def _by_formula(row: Row, column: Column, metric: str, runs: list[Done]) -> Cell
     )
 
 
-def _places(claim: Claim, columns: list[Column]) -> list[str]:
+def _places(claim: Claim, columns: Sequence[Column]) -> list[str]:
     if claim.row:
         return [claim.row]
     return [column.name for column in columns if not claim.columns or column.name in claim.columns]
