@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         PCAHC,
         SCAFFOLD,
         Clade,
+        CladeGroups,
         Ditto,
         FedALA,
         FedAvg,
@@ -84,6 +85,7 @@ __all__ = [
     "PCAHC",
     "SCAFFOLD",
     "Clade",
+    "CladeGroups",
     "Ditto",
     "FedALA",
     "FedAvg",
@@ -151,7 +153,7 @@ _MODULES = {
         "FedcladeError FedcladeWarning InvalidInputError VectorizationError WriteError"
     ),
     "fedclade.methods": (
-        "APFL CFL FLISDC FLISHC FLT IFCA PCAHC SCAFFOLD Clade Ditto FedALA FedAvg FedAvgFineTune "
+        "APFL CFL FLISDC FLISHC FLT IFCA PCAHC SCAFFOLD Clade CladeGroups Ditto FedALA FedAvg FedAvgFineTune "
         "FedBABU FedBN FedEM FedGMCC FedNova FedPer FedProx FedRep FedSEM KNNPer LGFedAvg Local "
         "Method Oracle PerFedAvg"
     ),

@@ -1,4 +1,5 @@
-"""Server optimizers: FedAvgM, FedAdagrad, FedAdam and FedYogi, and the mean of models over rounds.
+"""Server optimizers: FedAvgM, Nesterov, FedAdagrad, FedAdam and FedYogi, and the mean of models over
+rounds.
 
 Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual
 Classification, 2019 (FedAvgM); Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm
@@ -6,6 +7,7 @@ Classification, 2019 (FedAvgM); Reddi et al., Adaptive Federated Optimization, I
 models and w:
 
     FedAvgM:   m <- β m + Δ,              w <- w + η m
+    Nesterov:  m <- β m + Δ,              w <- w + η (Δ + β m)
     others:    m <- β1 m + (1 - β1) Δ,    w <- w + η m / (√v + τ),    v = τ² at first
     FedAdagrad:    v <- v + Δ²
     FedAdam:       v <- β2 v + (1 - β2) Δ²
@@ -30,9 +32,11 @@ from fedclade.errors import InvalidInputError
 S = TypeVar("S", bound=State)
 
 MOMENTUM, BETA2, TAU = 0.9, 0.99, 1e-3
+NESTEROV_MOMENTUM = 0.7  # measured, see docs/experiments.md
 LR: dict[ServerOptimizer, float] = {  # measured, see docs/experiments.md
     "fedavg": 1.0,
     "fedavgm": 1.0,
+    "nesterov": 1.0,
     "fedadagrad": 0.3,
     "fedadam": 0.03,
     "fedyogi": 0.03,
@@ -111,10 +115,12 @@ def _step(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """The new moments, and the step of the model."""
     lr = LR[update.optimizer] if update.lr is None else update.lr
-    beta = MOMENTUM if update.momentum is None else update.momentum
+    is_nesterov = update.optimizer == "nesterov"
+    default = NESTEROV_MOMENTUM if is_nesterov else MOMENTUM
+    beta = default if update.momentum is None else update.momentum
     if v is None:
         m = beta * m + delta
-        return m, None, lr * m
+        return m, None, lr * (delta + beta * m if is_nesterov else m)
     m, square = beta * m + (1 - beta) * delta, delta.square()
     if update.optimizer == "fedadagrad":
         v = v + square

@@ -11,6 +11,7 @@ from fedclade.errors import InvalidInputError
 SYMBOLS = {
     "W": "bytes of a model",
     "K": "models that the server has",
+    "R": "models that a client trains in a round",
     "G": "bytes of the shared layers",
     "V": "bytes of the trained weights of a model",
     "M": "clients",

@@ -17,7 +17,9 @@ Aggregator: TypeAlias = Literal["mean", "median", "trimmed_mean", "clipped_mean"
 """How the models of a cluster are aggregated: the mean weighted by examples, or a mean that is
 robust to a few bad models.
 """
-ServerOptimizer: TypeAlias = Literal["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"]
+ServerOptimizer: TypeAlias = Literal[
+    "fedavg", "fedavgm", "nesterov", "fedadam", "fedyogi", "fedadagrad"
+]
 """How the mean of a cluster's models becomes its new model."""
 
 
@@ -29,7 +31,8 @@ class ServerUpdate:
         optimizer: "fedavg" takes the mean; the others take its difference from the old model as a
             gradient.
         lr: the learning rate; None for the default of the optimizer.
-        momentum: the momentum of "fedavgm", or β1 of the adaptive optimizers; None for the default.
+        momentum: the momentum of "fedavgm" and "nesterov", or β1 of the adaptive optimizers; None
+            for the default.
         serve_mean: whether to keep the mean of each cluster's models over the rounds.
         statistics: the names of running statistics, which are always averaged.
     """

@@ -4,6 +4,7 @@ from fedclade.methods.apfl import APFL
 from fedclade.methods.base import Method
 from fedclade.methods.cfl import CFL
 from fedclade.methods.clade import Clade
+from fedclade.methods.clade_groups import CladeGroups
 from fedclade.methods.ditto import Ditto
 from fedclade.methods.fedala import FedALA
 from fedclade.methods.fedavg import FedAvg
@@ -31,7 +32,7 @@ from fedclade.methods.scaffold import SCAFFOLD
 _ALL: tuple[type[Method], ...] = (
     *(FedAvg, Local, FedProx, FedNova, SCAFFOLD, LGFedAvg, PerFedAvg, IFCA, FedSEM, PCAHC),
     *(FedAvgFineTune, FedPer, FedRep, FedBABU, FedBN, Ditto, APFL, FedALA, KNNPer, FedEM),
-    *(FLT, CFL, FLISDC, FLISHC, FedGMCC, Clade, Oracle),
+    *(FLT, CFL, FLISDC, FLISHC, FedGMCC, CladeGroups, Clade, Oracle),
 )
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
@@ -46,6 +47,7 @@ __all__ = [
     "PCAHC",
     "SCAFFOLD",
     "Clade",
+    "CladeGroups",
     "Ditto",
     "FedALA",
     "FedAvg",

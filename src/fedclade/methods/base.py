@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from fedclade.core.cost_formula import SYMBOLS
-from fedclade.core.federation import Federation, ModelAssignment
+from fedclade.core.federation import Federation, ModelAssignment, ServerOptimizer
 from fedclade.core.functional_model import Objective
 from fedclade.core.inputs import Inputs
 from fedclade.core.local_training_config import LocalTraining
@@ -74,13 +74,18 @@ def check_choices(method: Method) -> None:
             )
 
 
-def require_class_labels(objective: Objective, method: str) -> None:
-    """Raise `InvalidInputError` unless the loss is cross-entropy, so that the outputs of a model
-    give the probabilities of classes.
+def is_classification(objective: Objective) -> bool:
+    """Whether the loss is cross-entropy, so that the outputs of a model give the probabilities of
+    classes.
     """
     loss = objective.example_loss
     is_torch = isinstance(loss, TorchLoss) and isinstance(loss.module, nn.CrossEntropyLoss)
-    if loss is not cross_entropy and not is_torch:
+    return loss is cross_entropy or is_torch
+
+
+def require_class_labels(objective: Objective, method: str) -> None:
+    """Raise `InvalidInputError` unless `is_classification`."""
+    if not is_classification(objective):
         raise InvalidInputError(
             f"local.loss: method {method} mixes the probabilities of classes, so it needs the loss"
             " 'cross_entropy'. Use another method.",
@@ -122,6 +127,9 @@ class Method(ABC, Generic[S]):
     download_cost: ClassVar[str] = "W"
     extra_traffic: ClassVar[str] = ""
     custom_aggregation: ClassVar[str] = ""
+    # the optimizer of the server, and whether it serves means over rounds, unless the user sets them
+    server_optimizer: ClassVar[ServerOptimizer] = "fedavg"
+    serves_mean: ClassVar[bool] = False
     # why the server cannot use an optimizer or serve means over rounds, as text
     no_server_optimizer: ClassVar[str] = ""
     # why clients must train by SGD, as text; then `local.optimizer` cannot be set

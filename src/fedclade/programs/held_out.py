@@ -1,4 +1,4 @@
-"""A client chooses among models by their loss on samples that it did not train on."""
+"""Losses and scores of models on samples that the client did not train on."""
 
 from __future__ import annotations
 
@@ -46,3 +46,39 @@ def least_loss(objective: Objective, values: tuple[float, ...], default: int = 0
 
     batches = Batches(WHOLE_BLOCK, shuffle=False, part="held_out")
     return Program(start, step, finish, batches, "least_loss")
+
+
+@serializable_program
+def held_out_score(objective: Objective) -> Program:
+    """The sum of the scores of the held-out samples, of their squares, and their number. The score
+    of a sample is the share of its labels that the model predicts; for numbers, the negative loss.
+
+    Args:
+        objective: the model and its loss.
+    """
+
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        zero = torch.zeros((), dtype=torch.float64, device=next(iter(params.values())).device)
+        return params, {"score": zero, "square": zero.clone(), "examples": zero.clone()}
+
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        outputs, y = objective.outputs(const, batch.x), batch.y
+        if not y.is_floating_point() and outputs.shape[:-1] == y.shape:
+            score = (outputs.argmax(-1) == y).double().flatten(1).mean(1) if y.ndim > 1 else (
+                outputs.argmax(-1) == y
+            ).double()
+        else:
+            score = -objective.example_loss(outputs, y).double()
+        weight = batch.weight.double()
+        block = {
+            "score": (score * weight).sum(),
+            "square": (score.square() * weight).sum(),
+            "examples": weight.sum(),
+        }
+        return {name: carry[name] + value for name, value in block.items()}
+
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        return carry, None
+
+    batches = Batches(WHOLE_BLOCK, shuffle=False, part="held_out")
+    return Program(start, step, finish, batches, "held_out_score")

@@ -328,24 +328,26 @@ class ServerConfig:
         aggregator: The mean weighted by examples ("mean"), or one that is robust to a few bad
             models ("median", "trimmed_mean", "clipped_mean").
         optimizer: How the mean becomes the new model of a group: "fedavg" takes it; "fedavgm",
-            "fedadam", "fedyogi" and "fedadagrad" take its difference from the old model as a
-            gradient.
+            "nesterov", "fedadam", "fedyogi" and "fedadagrad" take its difference from the old
+            model as a gradient. None for the method's own: "nesterov" for Clade, else "fedavg".
         lr: The learning rate of the server; None for the default of the optimizer.
-        momentum: The momentum of "fedavgm", and β1 of the adaptive ones; None for the default.
+        momentum: The momentum of "fedavgm" and "nesterov", and β1 of the adaptive ones; None for
+            the default.
         serve: "last" serves the models of the last round; "mean" their weighted mean over the
-            rounds.
+            rounds. None for the method's own: "mean" for Clade, else "last".
     """
 
     aggregator: Aggregator = "mean"
-    optimizer: ServerOptimizer = "fedavg"
+    optimizer: ServerOptimizer | None = None
     lr: float | None = None
     momentum: float | None = None
-    serve: Serve = "last"
+    serve: Serve | None = None
 
     def __post_init__(self) -> None:
         _with_python_numbers(self)
         _require_choice("server.aggregator", self.aggregator, Aggregator)
-        _require_choice("server.optimizer", self.optimizer, ServerOptimizer)
+        if self.optimizer is not None:
+            _require_choice("server.optimizer", self.optimizer, ServerOptimizer)
         require(
             self.lr is None or (is_number(self.lr) and self.lr > 0),
             "server.lr",
@@ -360,17 +362,30 @@ class ServerConfig:
         )
         for field, value in (("server.lr", self.lr), ("server.momentum", self.momentum)):
             require(
-                value is None or self.optimizer != "fedavg",
+                value is None or self.optimizer not in (None, "fedavg"),
                 field,
                 value,
                 "only the other optimizers of the server have it; set server.optimizer",
             )
-        _require_choice("server.serve", self.serve, Serve)
+        if self.serve is not None:
+            _require_choice("server.serve", self.serve, Serve)
 
-    def update(self, statistics: tuple[str, ...]) -> ServerUpdate:
-        """How the new models are made from the means, for a model with these running statistics."""
+    def update(
+        self, optimizer: ServerOptimizer, serve_mean: bool, statistics: tuple[str, ...]
+    ) -> ServerUpdate:
+        """How the new models are made from the means.
+
+        Args:
+            optimizer: the optimizer of the method, used if none is set.
+            serve_mean: whether the method serves means over the rounds, used if nothing is set.
+            statistics: the names of the model's running statistics.
+        """
         return ServerUpdate(
-            self.optimizer, self.lr, self.momentum, self.serve == "mean", statistics
+            self.optimizer or optimizer,
+            self.lr,
+            self.momentum,
+            serve_mean if self.serve is None else self.serve == "mean",
+            statistics,
         )
 
 

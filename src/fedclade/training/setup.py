@@ -159,7 +159,9 @@ def prepare(run: TrainingRun) -> RunSetup:
     own_batch_norm = own_batch_norm_of(method, objective, run.local)
     return RunSetup(
         engine=engine,
-        federation=federation_view(own_batch_norm.federation(engine), run.server, objective),
+        federation=federation_view(
+            own_batch_norm.federation(engine), method, run.server, objective
+        ),
         own_batch_norm=own_batch_norm,
         clients=run.clients,
         metadata=metadata,
@@ -220,7 +222,7 @@ def _check_server(method: Method, server: ServerConfig) -> None:
         ("server.serve", server.serve, "last"),
     ):
         require(
-            value == default or not method.no_server_optimizer,
+            value in (None, default) or not method.no_server_optimizer,
             field,
             value,
             f"method {method.name} {method.no_server_optimizer}; leave it at '{default}'",
@@ -228,10 +230,10 @@ def _check_server(method: Method, server: ServerConfig) -> None:
 
 
 def federation_view(
-    federation: Federation, server: ServerConfig, objective: Objective
+    federation: Federation, method: Method, server: ServerConfig, objective: Objective
 ) -> Federation:
     """The federation that a method works with."""
-    update = server.update(objective.statistics)
+    update = server.update(method.server_optimizer, method.serves_mean, objective.statistics)
     if server.aggregator != "mean":
         federation = RobustFederation(federation, server.aggregator)
     return federation if update.is_mean else OptimizerFederation(federation, update)

@@ -1,0 +1,265 @@
+"""CladeGroups: groups from one signature of each client's gradients, then one model for each group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedclade.clustering.clade import (
+    assign_new,
+    effective_sizes,
+    scatter_with_noise,
+    split_groups,
+    whitening_matrix,
+)
+from fedclade.clustering.graph import canonical_labels
+from fedclade.core.federation import ClientResults, Federation, ModelAssignment, SegmentSum
+from fedclade.core.local_sgd import sgd
+from fedclade.core.method_state import UNKNOWN, Features, State
+from fedclade.core.pytree import Tree, stack, tree_index
+from fedclade.core.rng import fold_in
+from fedclade.errors import require, require_int
+from fedclade.methods._dp_signature import DPSignatureMethod
+from fedclade.methods.base import Groups, Needs
+from fedclade.methods.fedavg import fedavg_round
+from fedclade.programs.evaluation import evaluate_losses
+from fedclade.programs.gradient_signature import (
+    SignatureKind,
+    dimensions,
+    private_signature,
+    signature,
+    symmetric,
+)
+
+
+@dataclass(frozen=True)
+class CladeGroupsState(State):
+    """The groups' models, and what is needed to assign a late client."""
+
+    start: Tree  # (1, …) the model at which signatures are taken
+    signature_key: Tensor  # () the randomness of their projection
+    signature: Tensor  # (clients, e); zeros if not known
+    whitener: Tensor  # (e, e)
+    rounds: Tensor  # () the number of rounds so far
+
+    def with_num_clients(self, clients: int) -> Self:
+        missing = max(0, clients - len(self.signature))
+        return replace(
+            super().with_num_clients(clients), signature=F.pad(self.signature, (0, 0, 0, missing))
+        )
+
+    def features(self) -> Features:
+        return Features(
+            "whitened signatures", self.signature @ self.whitener, self.signature.any(1)
+        )
+
+
+@dataclass(frozen=True)
+class CladeGroups(DPSignatureMethod[CladeGroupsState]):
+    """Once, before training, each client sends the mean of a random projection of its samples'
+    last-layer gradients at the shared initial model, e numbers, and its size n. Within-client
+    scatter matrices are only ever summed. The means are whitened with the sum, merged by
+    size-weighted Ward and compared with trees of noise clients of the same sizes. The tree is cut
+    at the widest ratio of costs, and each group is split further by its own scatter. Then FedAvg
+    runs inside each group. No encoder, number of groups or threshold is needed. A late client joins
+    the group with the least merge cost.
+
+    Args:
+        signature: "gradient" depends on p(x), p(y) and p(y | x); "features" depends on p(x) only
+            and needs no labels; "joint" has class counts and class-conditional means.
+        signature_dim: e.
+        noise_ratio: the least ratio of the tree's top height to that of noise that counts as
+            structure.
+        recluster_every: after this number of rounds each client moves to the group whose model has
+            the least training loss, and each group is searched again with signatures at its own
+            trained model; 0 for never.
+        signature_epsilon: ε of (ε, δ)-private signatures; None for no noise. See docs/privacy.md.
+        signature_delta: δ of the same.
+        signature_clip: the largest norm of an example's contribution.
+    """
+
+    name: ClassVar[str] = "clade_groups"
+    title: ClassVar[str] = "CladeGroups: groups from one signature of each client's gradients"
+    paper: ClassVar[str] = "fedclade's own method, docs/methods/clade.md"
+    client_disclosure: ClassVar[str] = (
+        "once, in clear, the mean sketch (128 numbers) and the number of examples; once for each"
+        " level of the search a scatter matrix (8,256 numbers), and once a round the trained"
+        " weights. The server needs only sums of both over a group"
+    )
+    server_visibility: ClassVar[Needs] = "signatures"
+    groups: ClassVar[Groups] = "found"
+    extra_traffic: ClassVar[str] = "once, before the first round, the signatures of all clients"
+    state: ClassVar[type[State]] = CladeGroupsState
+
+    signature: SignatureKind = "gradient"
+    signature_dim: int = 128
+    noise_ratio: float = 2.0
+    recluster_every: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_int("method.signature_dim", self.signature_dim, 2)
+        require(self.noise_ratio > 0, "method.noise_ratio", self.noise_ratio, "must be above 0")
+        require_int("method.recluster_every", self.recluster_every, 0, note="0 for never")
+        require(
+            not (self.recluster_every and self.noise),
+            "method.recluster_every",
+            self.recluster_every,
+            "must be 0 with signature_epsilon: reclustering discloses more than a signature",
+        )
+
+    def init(self, fed: Federation, params: Tree, key: int) -> CladeGroupsState:
+        start, clients = stack([params]), len(fed.sizes)
+        cluster = torch.full((clients,), UNKNOWN, dtype=torch.int64)
+        signatures = torch.zeros(clients, self._e, dtype=torch.float64)
+        whitener = torch.eye(self._e, dtype=torch.float64)
+        replies = self._signatures(
+            fed,
+            ModelAssignment.all_same(start, clients),
+            torch.arange(clients),
+            key,
+        )
+        if len(replies.ids):
+            signatures[replies.ids] = replies.outputs["mean"].double().cpu()
+            cluster[replies.ids] = self._groups(
+                fed, ModelAssignment.all_same(start, len(replies.ids)), replies, key
+            )
+            size = fed.sizes[replies.ids].double().numpy()
+            whitener = torch.from_numpy(
+                whitening_matrix(
+                    scatter_with_noise(self._scatter(replies), size, self.variance)[0],
+                    max(1.0, size.sum() - len(size)),
+                )
+            )
+        models = tree_index(start, torch.zeros(max(1, int(cluster.max()) + 1), dtype=torch.int64))
+        return CladeGroupsState(
+            models, cluster, start, torch.tensor(key), signatures, whitener, torch.tensor(0)
+        )
+
+    def _groups(
+        self, fed: Federation, rows: ModelAssignment, replies: ClientResults, key: int
+    ) -> Tensor:
+        """The group of each client that replied. It works level by level: the clients of each new
+        group send its scatter, and the group is split if it has structure.
+        """
+        size = fed.sizes[replies.ids].double().numpy()
+        means = replies.outputs["mean"].double().cpu().numpy()
+        weight = effective_sizes(size, self._scatter(replies)[0], self.variance)
+        labels, candidates = np.zeros(len(size), np.int64), [0]
+        while candidates:
+            level = replies  # the first level's scatter came with the means
+            if labels.any():
+                level = self._signatures(fed, rows, replies.ids, key, torch.from_numpy(labels))
+            scatter = scatter_with_noise(self._scatter(level), size, self.variance, labels)
+            labels, candidates = split_groups(
+                means,
+                weight,
+                scatter,
+                labels,
+                candidates,
+                fold_in(key, "noise"),
+                self.noise_ratio,
+            )
+        return torch.from_numpy(canonical_labels(labels))
+
+    def _signatures(
+        self,
+        fed: Federation,
+        rows: ModelAssignment,
+        ids: Tensor,
+        key: int,
+        group: Tensor | None = None,
+    ) -> ClientResults:
+        """The mean sketch of each client, and the scatter summed over each group."""
+        group = torch.zeros(len(ids), dtype=torch.int64) if group is None else group
+        settings = (
+            self.local.objective,
+            self.signature,
+            self.signature_dim,
+            fold_in(key, "projection"),
+        )
+        program = (
+            private_signature(*settings, self.signature_clip, self.noise, self.secret or 0)
+            if self.noise
+            else signature(*settings)
+        )
+        scatter_sum = SegmentSum(
+            segment_ids=group,
+            weights=torch.ones(len(ids)),
+            num_segments=1 + int(group.max()) if len(group) else 1,
+            keys=("scatter",),
+        )
+        return fed.map(program, ids, per_client=rows, key=key, reduce=scatter_sum)
+
+    def _scatter(self, replies: ClientResults) -> np.ndarray:
+        return symmetric(replies.sums["scatter"].cpu(), self._e).numpy()
+
+    @property
+    def _e(self) -> int:
+        return dimensions(self.local.objective, self.signature, self.signature_dim)
+
+    def round(self, fed: Federation, state: CladeGroupsState, cohort: Tensor, key: int) -> CladeGroupsState:
+        state = fedavg_round(
+            fed, sgd(self.local), replace(state, rounds=state.rounds + 1), cohort, key
+        )
+        return (
+            self._recluster(fed, state, key)
+            if self.recluster_every and int(state.rounds) % self.recluster_every == 0
+            else state
+        )
+
+    def _recluster(self, fed: Federation, state: CladeGroupsState, key: int) -> CladeGroupsState:
+        """Let each client choose among the trained models, then split the groups whose clients
+        differ under their model.
+        """
+        cluster, parent = state.cluster_ids.clone(), torch.arange(len(state))
+        losses = fed.map(
+            evaluate_losses(self.local.objective),
+            torch.nonzero(cluster != UNKNOWN).flatten(),
+            broadcast=state.models,
+            key=key,
+        )
+        if len(losses.ids):
+            cluster[losses.ids] = losses.outputs["loss"].argmin(1).cpu()
+        for group in torch.unique(cluster[cluster != UNKNOWN]).tolist():
+            ids = torch.nonzero(cluster == group).flatten()
+            replies = self._signatures(fed, ModelAssignment(state.models, cluster[ids]), ids, key)
+            if len(replies.ids):
+                inner = self._groups(
+                    fed, ModelAssignment(state.models, cluster[replies.ids]), replies, key
+                )
+                names = torch.cat(
+                    [torch.tensor([group]), len(parent) + torch.arange(int(inner.max()))]
+                )
+                cluster[replies.ids], parent = (
+                    names[inner],
+                    torch.cat([parent, torch.full((int(inner.max()),), group)]),
+                )
+        return replace(state.at_rows(parent), cluster_ids=cluster)
+
+    def add_clients(self, fed: Federation, state: CladeGroupsState, ids: Tensor, key: int) -> CladeGroupsState:
+        state = state.with_num_clients(len(fed.sizes))
+        replies = self._signatures(
+            fed, ModelAssignment.all_same(state.start, len(ids)), ids, int(state.signature_key)
+        )
+        if not len(replies.ids):
+            return state
+        signatures = state.signature.index_copy(
+            0, replies.ids, replies.outputs["mean"].double().cpu()
+        )
+        z, n = (signatures @ state.whitener).numpy(), fed.sizes.double().numpy()
+        old, new = np.flatnonzero(state.cluster_ids != UNKNOWN), replies.ids.numpy()
+        known = state.cluster_ids.numpy()[old]
+        groups = assign_new(
+            z[new], n[new], z[old], n[old], known, max(1, 1 + int(known.max(initial=0)))
+        )
+        return replace(
+            state,
+            cluster_ids=state.cluster_ids.index_copy(0, replies.ids, torch.from_numpy(groups)),
+            signature=signatures,
+        )
