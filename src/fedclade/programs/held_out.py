@@ -6,7 +6,7 @@ import torch
 
 from fedclade.core.batching import WHOLE_BLOCK, Batches
 from fedclade.core.functional_model import Batch, Objective
-from fedclade.core.program import Program
+from fedclade.core.program import AnyProgram, Program, chain
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, strip_prefix
 
@@ -82,3 +82,14 @@ def held_out_score(objective: Objective) -> Program:
 
     batches = Batches(WHOLE_BLOCK, shuffle=False, part="held_out")
     return Program(start, step, finish, batches, "held_out_score")
+
+
+@serializable_program
+def train_then(train: AnyProgram, program: AnyProgram) -> AnyProgram:
+    """A program on the model that another one has trained.
+
+    Args:
+        train: the training; its reply is a model.
+        program: the program.
+    """
+    return chain(train, program, lambda _, params, trained: (trained, {}))
