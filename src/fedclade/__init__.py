@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from fedclade.models.transformers import LoRA
     from fedclade.registry import register
     from fedclade.training.config import LocalConfig, ServerConfig, TrainingConfig
+    from fedclade.training.personal_layer import PersonalConfig
     from fedclade.training.encoders import pretrain
     from fedclade.training.result import Result, load
     from fedclade.training.runner import run
@@ -160,6 +161,7 @@ _MODULES = {
     "fedclade.models.transformers": "LoRA",
     "fedclade.registry": "register",
     "fedclade.training.config": "LocalConfig ServerConfig TrainingConfig",
+    "fedclade.training.personal_layer": "PersonalConfig",
     "fedclade.training.encoders": "pretrain",
     "fedclade.training.result": "Result load",
     "fedclade.training.runner": "run",

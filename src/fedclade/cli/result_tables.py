@@ -34,8 +34,8 @@ def show_result(result: Result) -> None:
         )
     elif summary.get("loss") is not None:
         rows.append(("loss", f"{summary['loss']:.4f}"))
-    if summary.get("accuracy_tuned") is not None:
-        rows.append(("after fine-tuning", f"{summary['accuracy_tuned']:.2f} %"))
+    if summary.get("accuracy_shared") is not None:
+        rows.append(("without the personal layer", f"{summary['accuracy_shared']:.2f} %"))
     for name in ("validation_accuracy", "validation_loss"):
         if summary.get(name) is not None:
             digits, unit = (2, " %") if name == "validation_accuracy" else (4, "")

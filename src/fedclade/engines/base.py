@@ -37,12 +37,15 @@ class EvalRequest:
         metrics: the metrics to compute in addition to the loss, by name.
         split: the part of the client's data.
         finetune: a program that first trains a copy of the model on the client's training part.
+        is_served: whether clients make predictions with `model`; else it is the model of the run,
+            before the personal layer.
     """
 
     model: Objective
     metrics: Mapping[str, AnyMetric]
     split: Split = "test"
     finetune: AnyProgram | None = None
+    is_served: bool = True
 
 
 class ClientStateTransaction(Protocol):

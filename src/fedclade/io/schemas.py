@@ -37,9 +37,9 @@ class FailureRecord(TypedDict):
 class _Evaluated(TypedDict, total=False):
     """Optional keys of an evaluation, in a round and in the summary."""
 
-    accuracy_tuned: float | None
+    accuracy_shared: float | None
     loss: float | None
-    loss_tuned: float | None
+    loss_shared: float | None
     perplexity: float | None
     train_accuracy: float | None
     train_accuracy_variance: float | None

@@ -111,6 +111,7 @@ class APFL(FedAvg):
     paper: ClassVar[str] = (
         "Deng, Kamani and Mahdavi, Adaptive Personalized Federated Learning, arXiv 2003.13461"
     )
+    no_guarded_layer: ClassVar[str] = "gives each client its own model already"
     needs_sgd: ClassVar[str] = "is defined by steps along a gradient"
 
     alpha: float = 0.5

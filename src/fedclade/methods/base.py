@@ -134,6 +134,8 @@ class Method(ABC, Generic[S]):
     no_server_optimizer: ClassVar[str] = ""
     # why clients must train by SGD, as text; then `local.optimizer` cannot be set
     needs_sgd: ClassVar[str] = ""
+    # why clients cannot have a personal layer whose strength they choose, as text
+    no_guarded_layer: ClassVar[str] = ""
     # whether clients keep their BatchNorm layers, as with local.batch_norm = "own"
     own_batch_norm: ClassVar[bool] = False
     state: ClassVar[type[State]] = State

@@ -174,6 +174,7 @@ class Ditto(FedAvg):
     paper: ClassVar[str] = (
         "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"
     )
+    no_guarded_layer: ClassVar[str] = "gives each client its own model already"
     server_visibility: ClassVar[Needs] = "sum"
 
     lam: float | None = None

@@ -5,70 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
-
-from fedclade.core.local_sgd import per_client, sgd
-from fedclade.core.local_training_config import LocalTraining
-from fedclade.core.program import AnyProgram, Program, chain, natively_batched
-from fedclade.core.program_serialization import serializable_program
-from fedclade.core.pytree import Tree, strip_prefix, tree_map
+from fedclade.core.program import AnyProgram
 from fedclade.errors import require, require_int
 from fedclade.methods.fedavg import FedAvg
-from fedclade.programs.held_out import least_loss
-
-ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
-
-
-@serializable_program
-def fine_tune(local: LocalTraining, alpha: float | None) -> AnyProgram:
-    """`sgd` from the model w to w_i. The reply is (1 - α) w + α w_i.
-
-    Args:
-        local: the objective and the settings of SGD.
-        alpha: α; None for that of `ALPHAS` with the least loss on the client's held-out samples,
-            for a model that was tuned on its other samples.
-    """
-    if alpha is not None:
-        return _mixing(local, alpha)
-    tuned = sgd(local, part="fit", stream="fine_tune_fit")
-    choose = chain(
-        tuned,
-        least_loss(local.objective, ALPHAS),
-        lambda _, w, tuned: (
-            {
-                f"{number}/{name}": w[name] + value * (tuned[name] - w[name])
-                for number, value in enumerate(ALPHAS)
-                for name in w
-            },
-            {},
-        ),
-    )
-    return chain(
-        choose,
-        _mixing(local, None),
-        lambda _, w, chosen: (w | {"alpha": chosen["chosen"]}, {}),
-    )
-
-
-def _mixing(local: LocalTraining, alpha: float | None) -> Program:
-    """`sgd` from w. The reply is (1 - α) w + α w_i. α is in the parameters if it is None."""
-    train = sgd(local, stream="fine_tune")
-
-    @natively_batched
-    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        w = {name: value for name, value in params.items() if name != "alpha"}
-        return params, train.start(broadcast, tree_map(torch.clone, w), memory)[1]
-
-    @natively_batched
-    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
-        share = const["alpha"] if alpha is None else broadcast["alpha"]
-        return {
-            name: const[name] + per_client(share, tuned) * (tuned - const[name])
-            for name, tuned in strip_prefix("w", carry).items()
-        }, None
-
-    numbers = {**train.hyperparams, **({} if alpha is None else {"alpha": alpha})}
-    return replace(train, start=start, finish=finish, name="mixing", hyperparams=numbers)
+from fedclade.programs.fine_tune import fine_tune
 
 
 @dataclass(frozen=True)
@@ -91,6 +31,7 @@ class FedAvgFineTune(FedAvg):
     paper: ClassVar[str] = (
         "Cheng, Chadha and Duchi, Fine-tuning is Fine in Federated Learning, arXiv 2108.07313"
     )
+    no_guarded_layer: ClassVar[str] = "has such a layer itself; use fedavg"
 
     fine_tune_epochs: int = 5
     alpha: float | None = None

@@ -37,6 +37,7 @@ class FedBABU(FedPer):
         "Oh, Kim and Yun, FedBABU: Toward Enhanced Representation for Federated Image"
         " Classification, ICLR 2022"
     )
+    no_guarded_layer: ClassVar[str] = "fine-tunes its model on all samples of a client"
 
     fine_tune: Literal["all", "head"] = "all"
     fine_tune_epochs: int = 10

@@ -14,7 +14,7 @@ class FedPer(LGFedAvg):
     the client. A client trains both together.
 
     A client that never trained has the initial head, so its model is not better than chance. Give
-    it a few local epochs first (`run.fine_tune_epochs`), or use FedRep.
+    it a few local epochs first (`personal.layer`), or use FedRep.
 
     Args:
         local_layers: names of the layers (or parameters) that stay with the client: the paper's

@@ -16,7 +16,13 @@ from fedclade.errors import require, require_int
 from fedclade.methods.base import require_class_labels
 from fedclade.methods.fedavg import FedAvg, fedavg_round
 from fedclade.programs.client_slots import SLOTS, empty_slots
-from fedclade.programs.nearest_neighbors import PREFIX, NearestNeighbors, build_store
+from fedclade.programs.nearest_neighbors import (
+    NEIGHBORS,
+    PREFIX,
+    SCALE,
+    NearestNeighbors,
+    build_store,
+)
 
 
 @dataclass(frozen=True)
@@ -52,8 +58,8 @@ class KNNPer(FedAvg):
     )
     state: ClassVar[type[State]] = KNNPerState
 
-    k: int = 10
-    scale: float = 1.0
+    k: int = NEIGHBORS
+    scale: float = SCALE
     hold_out: bool = True
     default_weight: float = 0.5
 

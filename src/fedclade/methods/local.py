@@ -52,6 +52,7 @@ class Local(Method[State]):
     client_disclosure: ClassVar[str] = "nothing"
     no_server_optimizer: ClassVar[str] = "has no model at the server"
     server_visibility: ClassVar[Needs] = "nothing"
+    no_guarded_layer: ClassVar[str] = "gives each client its own model already"
     upload_cost: ClassVar[str] = "0"
     download_cost: ClassVar[str] = "0"
 

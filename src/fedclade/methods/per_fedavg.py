@@ -136,6 +136,7 @@ class PerFedAvg(FedAvg):
         "Fallah, Mokhtari and Ozdaglar, Personalized Federated Learning with Theoretical"
         " Guarantees, NeurIPS 2020"
     )
+    no_guarded_layer: ClassVar[str] = "adapts its model on all samples of a client"
     needs_sgd: ClassVar[str] = "is defined by steps along a gradient"
 
     alpha: float = 0.01

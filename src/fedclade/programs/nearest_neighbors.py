@@ -16,9 +16,11 @@ from fedclade.programs.client_slots import SLOTS, slot_rows, write_rows
 
 MIN_HELD_OUT = 5  # with fewer samples held out, λ is `default_weight`
 GRID = 101  # values of λ: 0, 0.01, … 1
+NEIGHBORS = 10  # k by default
+SCALE = 1.0  # s by default
 PREFIX = "model."  # of the parameters of h in `NearestNeighbors`
 _BY_DIFFERENCES = "donot_use_mm_for_euclid_dist"
-_LEAST = 1e-12  # of a probability, before its logarithm
+LEAST_PROBABILITY = 1e-12  # before its logarithm
 
 
 def neighbor_weights(distance: Tensor, labels: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -31,6 +33,13 @@ def neighbor_weights(distance: Tensor, labels: Tensor, k: int) -> tuple[Tensor, 
     """
     nearest, index = distance.topk(min(k, distance.shape[-1]), largest=False)
     return (-nearest).softmax(-1).nan_to_num(), labels[index]
+
+
+def neighbor_probabilities(distance: Tensor, labels: Tensor, k: int, classes: int) -> Tensor:
+    """(B, classes) p_kNN(y|x). The arguments are those of `neighbor_weights`."""
+    weights, near = neighbor_weights(distance, labels, k)
+    of_class = near[..., None] == torch.arange(classes, device=labels.device)
+    return (weights[..., None] * of_class.to(weights.dtype)).sum(-2)
 
 
 def scaled_distance(z: Tensor, features: Tensor, labels: Tensor, scale: float) -> Tensor:
@@ -72,12 +81,37 @@ class NearestNeighbors(nn.Module):
         finally:
             hook.remove()
         distance = scaled_distance(captured[-1], self.features, self.labels, self.scale)
-        weights, labels = neighbor_weights(distance, self.labels, self.k)
-        classes = torch.arange(outputs.shape[-1], device=outputs.device)
-        of_class = (labels[..., None] == classes).to(weights.dtype)
-        p_knn = (weights[..., None] * of_class).sum(-2)
+        p_knn = neighbor_probabilities(distance, self.labels, self.k, outputs.shape[-1])
         p = self.knn_weight * p_knn + (1 - self.knn_weight) * outputs.softmax(-1)
-        return p.clamp_min(_LEAST).log()
+        return p.clamp_min(LEAST_PROBABILITY).log()
+
+
+def empty_store(like: Tensor, slots: int, width: int) -> Tree:
+    """A store without samples.
+
+    Args:
+        like: a tensor of the type of the features.
+        slots: the number of samples that the store can have.
+        width: the number of entries of φ.
+    """
+    return {
+        "features": like.new_zeros(slots, width),
+        "labels": like.new_full((slots,), -1.0),
+        "count": like.new_zeros((), dtype=torch.int64),
+    }
+
+
+def add_samples(store: Tree, weight: Tensor, new: Tree) -> Tree:
+    """The store with the samples of a batch.
+
+    Args:
+        store: the store.
+        weight: the weights of the batch; 0 for padding.
+        new: for each sample of the batch the values to write, by their names in the store.
+    """
+    rows = slot_rows(store["count"], weight, len(store["labels"]))
+    after = {name: write_rows(store[name], rows, value) for name, value in new.items()}
+    return store | after | {"count": store["count"] + (weight > 0).sum()}
 
 
 @serializable_program
@@ -100,23 +134,17 @@ def build_store(
     width = objective.head_layer().in_features
 
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        slots = len(params[SLOTS])
         model = {n.removeprefix(PREFIX): v for n, v in params.items() if n != SLOTS}
         like = next(iter(model.values()))
-        return model, {
-            "features": like.new_zeros(slots, width),
-            "labels": like.new_full((slots,), -1.0),
-            "p": like.new_zeros(slots),  # the model's probability of the true label
-            "count": like.new_zeros((), dtype=torch.int64),
-        }
+        # p: the model's probability of the true label
+        store = empty_store(like, len(params[SLOTS]), width)
+        return model, store | {"p": like.new_zeros(len(params[SLOTS]))}
 
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         features, outputs = objective.features(const, batch.x)
         p = outputs.softmax(-1).gather(-1, batch.y[:, None])[:, 0]
         new = {"features": features, "labels": batch.y.to(features.dtype), "p": p}
-        rows = slot_rows(carry["count"], batch.weight, len(carry["labels"]))
-        after = {name: write_rows(carry[name], rows, value) for name, value in new.items()}
-        return after | {"count": carry["count"] + (batch.weight > 0).sum()}
+        return add_samples(carry, batch.weight, new)
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         store = {name: carry[name] for name in ("features", "labels")}
@@ -143,6 +171,6 @@ def _choose_weight(store: Tree, k: int, scale: float) -> tuple[Tensor, Tensor]:
     weights, near = neighbor_weights(distance, others, k)
     p_knn = (weights * (near == labels[rows][:, None])).sum(-1)
     grid = torch.linspace(0, 1, GRID, dtype=p_knn.dtype, device=p_knn.device)[:, None]
-    p = (grid * p_knn + (1 - grid) * store["p"][rows]).clamp_min(_LEAST)
+    p = (grid * p_knn + (1 - grid) * store["p"][rows]).clamp_min(LEAST_PROBABILITY)
     likelihood = (p.log() * (rows < count)).sum(-1)
     return grid[likelihood.argmax()][0], (rows < count).sum()

@@ -351,11 +351,15 @@ def _over_samples(clients: dict[str, list[Any]]) -> Numbers:
     number of their test samples.
     """
     numbers = {}
-    for name in ("accuracy", "accuracy_tuned"):
+    before = "accuracy_shared" if "accuracy_shared" in clients else "accuracy"
+    columns = {"accuracy": before}
+    if before != "accuracy":
+        columns["accuracy_tuned"] = "accuracy"
+    for name, column in columns.items():
         pairs = [
             (size, value)
             for size, value in zip(
-                clients.get("test_examples", []), clients.get(name, []), strict=False
+                clients.get("test_examples", []), clients.get(column, []), strict=False
             )
             if value is not None and size
         ]

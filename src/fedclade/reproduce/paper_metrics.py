@@ -16,9 +16,9 @@ def measure(metric: str, summary: Numbers, history: History) -> float | None:
     Args:
         metric: "rounds_to 80", the first evaluated round with 80 % or more; "megabits_to 80", the
             traffic until then in both directions, in 10⁶ bits; "rounds_to_tuned 80" and
-            "megabits_to_tuned 80", the same for the accuracy after local training;
-            "accuracy_at 50", the accuracy of
-            round 50; "most clusters", the largest number in any round; "sample_accuracy" and
+            "megabits_to_tuned 80", the same for the accuracy after local training
+            (`personal.layer`); "accuracy", before it, and "accuracy_tuned", after it;
+            "accuracy_at 50", the accuracy of round 50; "most clusters", the largest number in any round; "sample_accuracy" and
             "sample_accuracy_tuned", accuracies over all test samples; else a key of the summary.
         summary: the run's summary.
         history: the run's rounds.
@@ -36,8 +36,10 @@ def measure(metric: str, summary: Numbers, history: History) -> float | None:
         )
     if name == "accuracy_at":
         value = next(
-            (row.get("accuracy") for row in history if row["round"] == int(argument)), None
+            (_accuracy(row, False) for row in history if row["round"] == int(argument)), None
         )
+    elif name in ("accuracy", "accuracy_tuned"):
+        value = _accuracy(summary, name == "accuracy_tuned")
     elif metric == "most clusters":
         value = max(row["clusters"] for row in history)
     else:
@@ -67,5 +69,16 @@ def metric_text(metric: str) -> str:
 
 
 def _first(history: History, target: float, is_tuned: bool) -> int | None:
-    metric = "accuracy_tuned" if is_tuned else "accuracy"
-    return next((row["round"] for row in history if (row.get(metric) or 0.0) >= target), None)
+    return next(
+        (row["round"] for row in history if (_accuracy(row, is_tuned) or 0.0) >= target), None
+    )
+
+
+def _accuracy(numbers: Numbers, is_tuned: bool) -> float | None:
+    """The accuracy before or after local training; None if it was not measured. `accuracy` is that
+    after it where `accuracy_shared` is there too.
+    """
+    before = numbers.get("accuracy_shared", numbers.get("accuracy"))
+    if not is_tuned:
+        return before
+    return numbers.get("accuracy") if "accuracy_shared" in numbers else None

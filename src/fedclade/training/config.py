@@ -230,10 +230,6 @@ class TrainingConfig:
         seed: The seed of all random numbers.
         eval_every: The number of rounds between evaluations; 0 for the end only.
         checkpoint_every: The number of rounds between checkpoints; 0 for the end only.
-        fine_tune_epochs: Above 0, also report the accuracy after these local epochs
-            (`accuracy_tuned`).
-        fine_tune_every: Fine-tune only in evaluated rounds that are multiples of this number, and
-            in the last; 0 for every evaluation.
         max_rejections: A client is blocked after this number of rejected replies; 0 for never.
         patience: Stop after this number of evaluations without a better loss on validation data;
             0 for never.
@@ -248,8 +244,6 @@ class TrainingConfig:
     seed: int = 0
     eval_every: int = 10
     checkpoint_every: int = 10
-    fine_tune_epochs: int = 0
-    fine_tune_every: int = 0
     max_rejections: int = 3
     patience: int = 0
     select: Select = "last"
@@ -272,10 +266,6 @@ class TrainingConfig:
         require_int("run.eval_every", self.eval_every, 0, _MAX_COUNT, "0 for the end only")
         require_int(
             "run.checkpoint_every", self.checkpoint_every, 0, _MAX_COUNT, "0 for the end only"
-        )
-        require_int("run.fine_tune_epochs", self.fine_tune_epochs, 0, _MAX_COUNT, "0 for none")
-        require_int(
-            "run.fine_tune_every", self.fine_tune_every, 0, _MAX_COUNT, "0 for every evaluation"
         )
         require_int("run.max_rejections", self.max_rejections, 0, _MAX_COUNT, "0 for never")
         require_int("run.patience", self.patience, 0, _MAX_COUNT, "0 for never")

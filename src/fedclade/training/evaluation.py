@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, cast
 
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fedclade.aggregation.server_optimizer import served_state
 from fedclade.core.federation import ModelAssignment
-from fedclade.core.local_sgd import chain_training, sgd
 from fedclade.core.losses import cross_entropy
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.output_metric import OutputMetric
@@ -20,7 +19,7 @@ from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree
 from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
-from fedclade.engines.base import EvalRequest
+from fedclade.engines.base import Engine, EvalRequest, Traffic
 from fedclade.io.schemas import RoundRecord, Stopped, Summary
 from fedclade.training import metrics
 from fedclade.training.client_sampling import blocked_clients, exclude_blocked
@@ -35,6 +34,14 @@ class Evaluation(NamedTuple):
     assignment: ModelAssignment
     ids: Tensor  # the clients that have a model
     values: dict[str, Tensor]  # (clients,) for each metric; NaN for a client without a value
+    # How clients make their own models of those, and the randomness of that.
+    personalize: AnyProgram | None
+    key: int
+    traffic: Traffic  # of the choice of the personal layer
+
+    def push_final_models(self, engine: Engine) -> None:
+        """Send every client its model."""
+        engine.push_final_models(self.assignment, self.ids, self.personalize, self.key)
 
 
 def evaluate(
@@ -43,6 +50,7 @@ def evaluate(
     state: State,
     round_number: int,
     history: Sequence[RoundRecord],
+    is_final: bool = False,
 ) -> Evaluation:
     """Evaluate every client's model on the client's data.
 
@@ -52,9 +60,10 @@ def evaluate(
         state: the state after this round.
         round_number: the number of this round.
         history: the rounds before this round.
+        is_final: whether clients use these models.
     """
     with setup.engine.clock.whole("evaluation"):
-        return _evaluate(setup, clients, state, round_number, history)
+        return _evaluate(setup, clients, state, round_number, history, is_final)
 
 
 def _evaluate(
@@ -63,44 +72,75 @@ def _evaluate(
     state: State,
     round_number: int,
     history: Sequence[RoundRecord],
+    is_final: bool,
 ) -> Evaluation:
-    state, assignment, ids = _serve(setup, clients, state, round_number, history)
-    key = fold_in(setup.training.seed, "evaluate", round_number)
-    method = setup.method_for(round_number)
+    method, engine = setup.method_for(round_number), setup.engine
+    state, ids = _with_clusters(setup, clients, state, round_number, history)
+    served, key = served_state(state), fold_in(setup.training.seed, "evaluate", round_number)
+    assignment = setup.own_batch_norm.assignment(method.assign_models(served, ids))
     personalize = method.personalization_program()
+    is_layered = setup.is_layer_due(round_number, is_final)
 
-    test = EvalRequest(setup.served, setup.metrics, "test", personalize)
-    requests = {"": test, "train_": replace(test, split="train")}
+    has_layer = setup.layer is not None
+    test = EvalRequest(
+        setup.objective if has_layer else setup.served,
+        setup.metrics,
+        "test",
+        personalize,
+        is_served=not has_layer,
+    )
+    requests = {"_shared" if is_layered else "": test, "train_": replace(test, split="train")}
     if clients.has_validation:
         requests["validation_"] = replace(test, split="validation")
-    every = setup.training.fine_tune_every
-    if setup.training.fine_tune_epochs and (every == 0 or setup.is_due(round_number, every)):
-        tune = sgd(replace(method.local, epochs=setup.training.fine_tune_epochs, steps=0))
-        finetune = chain_training(personalize, tune) if personalize is not None else tune
-        requests["_tuned"] = replace(test, finetune=finetune)
+    answers = engine.evaluate(assignment, ids, list(requests.values()), key)
+    values = _columns(setup, clients, ids, dict(zip(requests, answers, strict=True)))
+    if setup.layer is None or not is_layered:
+        return Evaluation(state, assignment, ids, values, personalize, 0, Traffic())
 
+    before = replace(engine.traffic)
+    assignment = setup.own_batch_norm.assignment(
+        setup.layer.assignment(setup.federation, method, served, ids, key)
+    )
+    traffic = Traffic(engine.traffic.up - before.up, engine.traffic.down - before.down)
+    personalize = setup.layer.program(method)
+    if is_final and engine.holds_clients and len(ids):  # once, for the evaluation and the result
+        models = engine.models_of(assignment, ids, personalize, key)
+        assignment, personalize = ModelAssignment(models, torch.arange(len(ids))), None
+    layered = EvalRequest(setup.served, setup.metrics, "test", personalize)
+    (answer,) = engine.evaluate(assignment, ids, [layered], key)
+    values = _columns(setup, clients, ids, {"": answer}) | values
+    return Evaluation(state, assignment, ids, values, personalize, key, traffic)
+
+
+def _columns(
+    setup: RunSetup, clients: ClientMetadata, ids: Tensor, answers: Mapping[str, Tree]
+) -> dict[str, Tensor]:
+    """(clients,) for each metric. `answers` are the values of the clients `ids`, by the affix of
+    the metrics' names.
+    """
     values: dict[str, Tensor] = {}
-    answers = setup.engine.evaluate(assignment, ids, list(requests.values()), key)
     # Of sequences the perplexity is reported too, as for language models.
     is_sequence_model = setup.objective.example_loss is cross_entropy and clients.y.ndim > 1
-    for affix, answer in zip(requests, answers, strict=True):
+    for affix, answer in answers.items():
         for name, value in answer.items():
             column = torch.full((len(clients),), math.nan, dtype=torch.float64)
             column[ids] = 100 * value if name == "accuracy" else value
             values[_with_affix(name, affix)] = column
             if name == "loss" and is_sequence_model:
                 values[_with_affix("perplexity", affix)] = column.exp()
-    return Evaluation(state, assignment, ids, values)
+    return values
 
 
-def _serve(
+def _with_clusters(
     setup: RunSetup,
     clients: ClientMetadata,
     state: State,
     round_number: int,
     history: Sequence[RoundRecord],
-) -> tuple[State, ModelAssignment, Tensor]:
-    """The model of each client. Clients without a cluster get one for this evaluation only."""
+) -> tuple[State, Tensor]:
+    """The state, and the clients that have a model. Clients without a cluster get one for this
+    evaluation only.
+    """
     everyone = torch.arange(len(clients))
     method = setup.method_for(round_number)
     unknown = everyone[state.cluster_ids == UNKNOWN]
@@ -109,9 +149,7 @@ def _serve(
         key = fold_in(setup.training.seed, "serve", round_number)
         state = method.add_clients(setup.federation, state, unknown, key)
         setup.engine.client_state.rollback()
-    ids = everyone[state.cluster_ids != UNKNOWN]
-    assignment = method.assign_models(served_state(state), ids)
-    return state, setup.own_batch_norm.assignment(assignment), ids
+    return state, everyone[state.cluster_ids != UNKNOWN]
 
 
 def _with_affix(metric: str, affix: str) -> str:
@@ -119,17 +157,15 @@ def _with_affix(metric: str, affix: str) -> str:
     return f"{metric}{affix}" if affix.startswith("_") else f"{affix}{metric}"
 
 
-def final_models(
-    setup: RunSetup, evaluation: Evaluation, personalize: AnyProgram | None
-) -> FinalModels:
+def final_models(setup: RunSetup, evaluation: Evaluation) -> FinalModels:
     """The models at the end of a run. A model that is wholly or partly with its client, outside
     this process, has no row.
     """
-    _, assignment, ids, _ = evaluation
+    assignment, ids, personalize = evaluation.assignment, evaluation.ids, evaluation.personalize
     models, rows = assignment.models, assignment.model_ids.cpu()
     are_personal = bool(assignment.local_params) or personalize is not None
     if are_personal and setup.engine.holds_clients:
-        models = setup.engine.models_of(assignment, ids, personalize)
+        models = setup.engine.models_of(assignment, ids, personalize, evaluation.key)
         rows = torch.arange(len(ids))
     elif are_personal:
         rows = torch.full_like(ids, -1)
@@ -143,7 +179,8 @@ def final_models(
         name: value.detach().cpu() for name, value in models.items() if name in setup.served.names
     }
     shared: Tree = {}
-    if setup.served is not setup.objective and are_personal and setup.engine.holds_clients:
+    is_personal = are_personal or setup.layer is not None
+    if setup.served is not setup.objective and is_personal and setup.engine.holds_clients:
         on_cpu, shared = _split_shared(on_cpu)
     return FinalModels(on_cpu, model_ids, kept_by_client, shared)
 
@@ -183,6 +220,8 @@ def summarize(
         stopped: why the run ended before its last round; None if it did not.
     """
     cluster_ids = evaluation.state.cluster_ids
+    # The rows of the history have the traffic of their own evaluations.
+    extra = evaluation.traffic if selected_round != history[-1]["round"] else Traffic()
     numbers = {
         "method": setup.method.name,
         "dataset": clients.dataset,
@@ -202,8 +241,8 @@ def summarize(
         "accuracy_worst10": None,
         **metrics.summary_of(evaluation.values, clients.test_samples),
         "ari": metrics.adjusted_rand(clients.groups, cluster_ids),
-        "bytes_up": sum(row["bytes_up"] for row in history),
-        "bytes_down": sum(row["bytes_down"] for row in history),
+        "bytes_up": sum(row["bytes_up"] for row in history) + extra.up,
+        "bytes_down": sum(row["bytes_down"] for row in history) + extra.down,
         "seconds": round(sum(row["seconds"] for row in history), 3),
         "failures": sum(len(row["failures"]) for row in history),
         "blocked_clients": len(blocked_clients(history, setup.training.max_rejections)),

@@ -26,10 +26,11 @@ from fedclade.models import ModelSpec
 from fedclade.registry import REGISTRY, find
 from fedclade.training.config import EngineConfig, LocalConfig, ServerConfig, TrainingConfig
 from fedclade.training.data_config import DataConfig, Progress
+from fedclade.training.personal_layer import PersonalConfig
 from fedclade.training.runner import TrainingRun
 
 Table = dict[str, Any]
-TABLES = ("data", "partition", "model", "local", "method", "run", "server", "engine")
+TABLES = ("data", "partition", "model", "local", "method", "run", "personal", "server", "engine")
 T = TypeVar("T")
 _UNSAFE = re.compile(r"[^\w.=+-]+")  # in names of folders
 _EXAMPLE_NAMES = {"data": "digits", "partition": "iid", "model": "mlp", "method": "fedavg"}
@@ -37,6 +38,8 @@ _EXAMPLE_NAMES = {"data": "digits", "partition": "iid", "model": "mlp", "method"
 RENAMED_KEYS = {
     "local.lr_decay": "local.decay, with local.schedule = 'exponential'",
     "run.average": "server.aggregator",
+    "run.fine_tune_epochs": "personal.epochs, with personal.layer = 'finetune'",
+    "run.fine_tune_every": "personal.every",
     "run.set_aside_after": "run.max_rejections",
     "engine.workers": "engine.threads",
     "method.size": "method.signature_dim",
@@ -81,6 +84,7 @@ class Experiment:
     local: LocalConfig
     method: Method
     run: TrainingConfig
+    personal: PersonalConfig
     server: ServerConfig
     engine: EngineConfig
     # In a sweep: the listed values that this experiment has, by key.
@@ -151,6 +155,7 @@ class Experiment:
             self.engine,
             device,
             server=self.server,
+            personal=self.personal,
         )
 
     def local_for(self, classes: int | None) -> LocalConfig:
@@ -306,6 +311,7 @@ def experiment(tables: dict[str, Table]) -> Experiment:
         local=build(LocalConfig, tables.get("local", {}), "local"),
         method=method,
         run=build(TrainingConfig, tables.get("run", {}), "run"),
+        personal=build(PersonalConfig, tables.get("personal", {}), "personal"),
         server=build(ServerConfig, tables.get("server", {}), "server"),
         engine=build(EngineConfig, tables.get("engine", {}), "engine"),
         needs_probe=needs_probe,

@@ -143,7 +143,8 @@ def train(
         }
         is_evaluated = setup.is_due(number, setup.training.eval_every)
         if is_evaluated:
-            evaluation = _evaluate_round(setup, progress, row, counters)
+            is_last = number == setup.training.rounds
+            evaluation = _evaluate_round(setup, progress, row, counters, is_last)
         row["seconds"] = counters.seconds()
         record = cast(RoundRecord, row)
         progress.history.append(record)
@@ -154,8 +155,8 @@ def train(
         if number == setup.training.rounds:
             progress.stopped = None  # nothing was left to stop
         elif progress.stopped is not None:
-            if not is_evaluated:
-                evaluation = _evaluate_round(setup, progress, row, counters)
+            if not is_evaluated or setup.layer is not None:
+                evaluation = _evaluate_round(setup, progress, row, counters, is_last=True)
                 row["seconds"] = counters.seconds()
             break
         counters = None
@@ -163,13 +164,15 @@ def train(
 
 
 def _evaluate_round(
-    setup: RunSetup, progress: Progress, row: dict[str, Any], counters: Counters
+    setup: RunSetup, progress: Progress, row: dict[str, Any], counters: Counters, is_last: bool
 ) -> Evaluation:
     """Evaluate a round and add the numbers to its row. Keeps the state if it is the best so far."""
     number, state = row["round"], progress.state
     earlier = [each for each in progress.history if each["round"] < number]
-    evaluation = evaluate(setup, progress.clients, state, number, earlier)
+    evaluation = evaluate(setup, progress.clients, state, number, earlier, is_last)
     row["failures"] += counters.failures(setup.engine)
+    row["bytes_up"] += evaluation.traffic.up
+    row["bytes_down"] += evaluation.traffic.down
     row |= metrics.summary_of(evaluation.values, progress.clients.test_samples)
     row |= metrics.by_cluster(evaluation.values, state.cluster_ids)
     loss = row.get("validation_loss")
@@ -185,7 +188,7 @@ def select_best(setup: RunSetup, progress: Progress, best: BestState) -> Evaluat
     progress.state = best.state.with_num_clients(len(progress.clients))
     setup.engine.client_state.restore(best.memory, best.round)
     earlier = [row for row in progress.history if row["round"] < best.round]
-    return evaluate(setup, progress.clients, progress.state, best.round, earlier)
+    return evaluate(setup, progress.clients, progress.state, best.round, earlier, is_final=True)
 
 
 def _train_round(setup: RunSetup, progress: Progress, number: int) -> int:

@@ -54,7 +54,7 @@ RESERVED = frozenset(
     }
 )
 # A name with one of these prefixes or with the suffix is the number of another split, or a count.
-_PREFIXES, _SUFFIX = ("train_", "validation_", "clients_without_", "hurt_against_"), "_tuned"
+_PREFIXES, _SUFFIX = ("train_", "validation_", "clients_without_", "hurt_against_"), "_shared"
 MOST_CLUSTERS = 50  # with more clusters, a history has no accuracy per cluster
 
 

@@ -29,6 +29,7 @@ from fedclade.io.schemas import RoundRecord, Summary
 from fedclade.methods.base import Method
 from fedclade.registry import REGISTRY
 from fedclade.training import plot_data
+from fedclade.training.personal_layer import needs_neighbors, with_neighbors
 from fedclade.training.plot_data import ClientFeatures
 from fedclade.training.prediction import PredictionKind, TaskSpec, least_loss, outputs_of
 
@@ -357,7 +358,8 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Resu
 
 
 def _served(table: dict[str, Any], module: nn.Module, weights: Tree) -> nn.Module:
-    """The module with which the clients of a run predict, see `Method.served_module`.
+    """The module with which the clients of a run predict, see `Method.served_module` and
+    `PersonalLayer`.
 
     Args:
         table: the table [method] of the run.
@@ -366,7 +368,7 @@ def _served(table: dict[str, Any], module: nn.Module, weights: Tree) -> nn.Modul
     """
     method = REGISTRY["method"].get(table.pop("name"))
     if method is None or method.served_module is Method.served_module:
-        return module
+        return with_neighbors(module, weights) if needs_neighbors(module, weights) else module
     if weights.keys() <= module.state_dict().keys():
         return module
     try:

@@ -55,6 +55,7 @@ from fedclade.training.evaluation import Evaluation, evaluate, final_models, sum
 from fedclade.training.graceful_interrupt import Interrupt
 from fedclade.training.loop import Progress, select_best, start, train
 from fedclade.training.output_metrics import UserMetrics
+from fedclade.training.personal_layer import PersonalConfig, with_neighbors
 from fedclade.training.prediction import TaskSpec
 from fedclade.training.result import ReportInputs, Result, load, untrained, write_outcome
 from fedclade.training.round_costs import Counters
@@ -92,8 +93,6 @@ def run(
     seed: int | None = None,
     eval_every: int | None = None,
     checkpoint_every: int | None = None,
-    fine_tune_epochs: int | None = None,
-    fine_tune_every: int | None = None,
     max_rejections: int | None = None,
     patience: int | None = None,
     select: Select | None = None,
@@ -105,6 +104,7 @@ def run(
     local: LocalConfig | None = None,
     training: TrainingConfig | None = None,
     server: ServerConfig | None = None,
+    personal: PersonalConfig | None = None,
     device: str = "auto",
     chunk: int | None = None,
     precision: Precision = "tf32",
@@ -158,9 +158,6 @@ def run(
         eval_every: The number of rounds between evaluations; 0 for the end only; 10 by default.
         checkpoint_every: The number of rounds between checkpoints; 0 for the end only; 10 by
             default.
-        fine_tune_epochs: Above 0, also report the accuracy after these local epochs; 0 by default.
-        fine_tune_every: Fine-tune only in evaluated rounds that are multiples of this number, and
-            in the last; 0 for every evaluation; 0 by default.
         max_rejections: A client is blocked after this number of rejected replies; 0 for never; 3
             by default.
         patience: Stop after this number of evaluations without a better loss on validation data; 0
@@ -177,6 +174,7 @@ def run(
         local: The settings of local training as one object.
         training: The settings of the run as one object.
         server: The settings of the server as one object.
+        personal: What each client makes of its model before it uses it; nothing by default.
         device: "auto", "cpu" or "cuda".
         chunk: The number of clients in one step; None to choose it by device and model.
         precision: The precision of matrix products on CUDA, "tf32" or "float32"; "bf16" for models
@@ -225,8 +223,6 @@ def run(
             seed=seed,
             eval_every=eval_every,
             checkpoint_every=checkpoint_every,
-            fine_tune_epochs=fine_tune_epochs,
-            fine_tune_every=fine_tune_every,
             max_rejections=max_rejections,
             patience=patience,
             select=select,
@@ -248,10 +244,11 @@ def run(
             serve=serve,
         ),
         augment=augment,
+        personal=_settings(PersonalConfig, "personal", personal),
     ).run(out, resume, on_round)
 
 
-C = TypeVar("C", LocalConfig, TrainingConfig, ServerConfig)
+C = TypeVar("C", LocalConfig, TrainingConfig, ServerConfig, PersonalConfig)
 
 
 def _settings(kind: type[C], argument: str, settings: C | None, **short_forms: Any) -> C:
@@ -282,6 +279,7 @@ class TrainingRun:
     federation: Engine | None = None
     server: ServerConfig = field(default_factory=ServerConfig)
     augment: Augment | None = None
+    personal: PersonalConfig = field(default_factory=PersonalConfig)
 
     def run(
         self,
@@ -334,7 +332,12 @@ class TrainingRun:
                 evaluation = select_best(setup, progress, progress.best)
             if evaluation is None:  # the run was stopped after its last round and before its end
                 evaluation = evaluate(
-                    setup, progress.clients, progress.state, progress.round, progress.history[:-1]
+                    setup,
+                    progress.clients,
+                    progress.state,
+                    progress.round,
+                    progress.history[:-1],
+                    is_final=True,
                 )
             return self._finish(setup, progress, evaluation, store, selected_round)
 
@@ -348,14 +351,15 @@ class TrainingRun:
     ) -> Result:
         """Write what a finished run leaves on disk, and make its result."""
         engine, clients, history = setup.engine, progress.clients, progress.history
-        state, assignment, ids, values = evaluation
-        personalize = setup.method_for(selected_round).personalization_program()
-        engine.push_final_models(assignment, ids, personalize)
+        state, values = evaluation.state, evaluation.values
+        evaluation.push_final_models(engine)
         summary = summarize(setup, clients, evaluation, history, selected_round, progress.stopped)
         columns = client_metrics.columns(clients, state.cluster_ids, values)
-        models = final_models(setup, evaluation, personalize)
+        models = final_models(setup, evaluation)
         row = models.shared | {n: value[0] for n, value in models.models.items() if len(value)}
         module = setup.method.served_module(setup.module.cpu(), row)
+        if setup.layer is not None and setup.layer.has_neighbors:
+            module = with_neighbors(module, row)
         features = plot_data.collect(state, setup.label_counts)
         if store is not None:
             store.write_models(

@@ -66,6 +66,7 @@ from fedclade.training.output_metrics import (
     from_torchmetrics,
     is_torchmetric,
 )
+from fedclade.training.personal_layer import PersonalLayer, layer_of
 from fedclade.training.run_fingerprint import Tables, fingerprint, plain, qualified_name
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class RunSetup:
     module: nn.Module
     objective: Objective
     served: Objective  # what clients predict with; most often `objective`
+    layer: PersonalLayer | None  # what clients make of their models before they use them
     metrics: dict[str, AnyMetric]
     own_batch_norm: OwnBatchNorm
     local: LocalConfig
@@ -100,6 +102,13 @@ class RunSetup:
     def is_due(self, round_number: int, every: int) -> bool:
         """Whether this round is the last, or a multiple of `every`."""
         return round_number == self.training.rounds or (every > 0 and round_number % every == 0)
+
+    def is_layer_due(self, round_number: int, is_final: bool) -> bool:
+        """Whether the clients' personal models are measured in this round."""
+        if self.layer is None:
+            return False
+        every = self.layer.config.every
+        return is_final or (every > 0 and round_number % every == 0)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -146,13 +155,9 @@ def prepare(run: TrainingRun) -> RunSetup:
     bf16 = run.engine.precision == "bf16"
     objective = Objective(module.to(engine.device), loss, x, run.augment, bf16)
     served = method.served_objective(module, objective, x)
-    require(
-        served is objective or not run.settings.fine_tune_epochs,
-        "run.fine_tune_epochs",
-        run.settings.fine_tune_epochs,
-        f"a client of method {method.name} does not predict with one model that could be tuned;"
-        " leave it at 0",
-    )
+    layer = layer_of(run.personal, method, module, objective, metadata)
+    if layer is not None:
+        served = layer.served_objective(module, objective, x)
     _require_validation(run.settings, metadata)
     metrics = metrics_for(objective, metadata, run.metrics, engine.device, run.settings.metrics)
     _check_augmentation(objective, x)
@@ -169,6 +174,7 @@ def prepare(run: TrainingRun) -> RunSetup:
         module=module,
         objective=objective,
         served=served,
+        layer=layer,
         metrics=metrics,
         local=run.local,
         training=run.settings,
@@ -300,6 +306,7 @@ def _tables(run: TrainingRun, method: Method, metadata: ClientMetadata) -> Table
         "local": asdict(run.local),
         "method": {"name": method.name, **hyperparams},
         "run": asdict(run.settings),
+        "personal": asdict(run.personal),
         "server": asdict(run.server),
         "engine": asdict(run.engine),
     }

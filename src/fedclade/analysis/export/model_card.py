@@ -11,6 +11,7 @@ from fedclade.analysis.export.finished_run import FinishedRun
 from fedclade.core.names import Names
 from fedclade.core.pytree import Tree
 from fedclade.methods.base import Method
+from fedclade.methods.knn_per import KNNPer
 from fedclade.registry import REGISTRY
 from fedclade.training.metrics import own_names
 from fedclade.training.plot_data import ClientFeatures
@@ -151,6 +152,8 @@ def _load_code(run: FinishedRun, weights: str) -> str:
     """Code that loads weights into `model`, or into what the method makes of it."""
     table = run.tables["method"]
     method = REGISTRY["method"].get(table["name"])
+    if "knn_weight" in run.models.row(0) and table["name"] != KNNPer.name:
+        method, table = KNNPer, {"name": KNNPer.name}  # the personal layer has its defaults
     if method is None or method.served_module is Method.served_module:
         return f"model.load_state_dict({weights})"
     settings = ", ".join(f"{key}={value!r}" for key, value in table.items() if key != "name")

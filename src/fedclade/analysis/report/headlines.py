@@ -8,10 +8,8 @@ from fedclade.analysis.report.load import StoredRun
 from fedclade.analysis.report.metric import ACCURACY, Metric
 
 # Settings that do not change the training.
-_IGNORED = {
-    "run": ("eval_every", "checkpoint_every", "fine_tune_epochs", "fine_tune_every", "metrics")
-}
-_COMPARED_TABLES = ("data", "partition", "model", "local", "run")
+_IGNORED = {"run": ("eval_every", "checkpoint_every", "metrics"), "personal": ("every",)}
+_COMPARED_TABLES = ("data", "partition", "model", "local", "run", "personal")
 
 
 def headline(run: StoredRun, metric: Metric, others: Sequence[StoredRun]) -> str:

@@ -259,6 +259,7 @@ class RemoteFederation:
                     "split": request.split,
                     "metrics": list(request.metrics),
                     "finetune": _spec_or_none(request.finetune),
+                    "is_served": request.is_served,
                 }
                 for request in requests
             ],

@@ -23,7 +23,7 @@ from fedclade.engines.remote.messages import Message, to_list, unpack_assignment
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import FedcladeError
 
-PROTOCOL = 4  # the version of the messages
+PROTOCOL = 5  # the version of the messages
 # Committed snapshots that a node keeps: the server's last checkpoint may be one round behind.
 MAX_COMMITTED = 2
 
@@ -229,7 +229,7 @@ class Node:
         local_ids = torch.tensor(header["clients"], dtype=torch.int64)
         requests = [
             EvalRequest(
-                self.context.served or self.context.objective,
+                (request["is_served"] and self.context.served) or self.context.objective,
                 {name: self.metrics[name] for name in request["metrics"]},
                 request["split"],
                 self._program_or_none(request["finetune"]),

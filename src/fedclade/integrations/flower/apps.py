@@ -50,6 +50,7 @@ from fedclade.training import experiment_file
 from fedclade.training.config import EngineConfig, LocalConfig, ServerConfig, TrainingConfig
 from fedclade.training.data_config import DataConfig
 from fedclade.training.output_metrics import UserMetrics
+from fedclade.training.personal_layer import PersonalConfig, layer_of
 from fedclade.training.result import Result
 from fedclade.training.runner import TrainingRun
 from fedclade.training.setup import inject_context, measured, metrics_for
@@ -98,13 +99,14 @@ class AppSettings:
     method: Method
     local: LocalConfig
     run: TrainingConfig
+    personal: PersonalConfig
     server: ServerConfig
     federation: FederationSettings
     data: DataConfig
 
     @staticmethod
     def of(run_config: Mapping[str, Any]) -> AppSettings:
-        names = ("method", "local", "run", "server", "federation")
+        names = ("method", "local", "run", "personal", "server", "federation")
         tables: dict[str, dict[str, Any]] = {name: {} for name in names}
         # Only these keys of [data]: the user's function loads the data.
         data = {"name": "federation"}
@@ -141,6 +143,7 @@ class AppSettings:
             experiment_file.build(find("method", str(name), "method.name"), method, "method"),
             experiment_file.build(LocalConfig, tables["local"], "local"),
             experiment_file.build(TrainingConfig, run, "run"),
+            experiment_file.build(PersonalConfig, tables["personal"], "personal"),
             experiment_file.build(ServerConfig, tables["server"], "server"),
             experiment_file.build(FederationSettings, federation, "federation"),
             experiment_file.build(DataConfig, data, "data"),
@@ -220,12 +223,13 @@ def _node(
         settings.run.metrics,
     )
     method = inject_context(settings.method, clients.metadata, settings.run.seed)
+    layer = layer_of(settings.personal, method, module, objective, clients.metadata)
     base = node_config.get("home", os.environ.get("FEDCLADE_HOME", Path.home() / ".fedclade"))
     home = Path(str(base)) / "nodes" / safe_file_name(site)
     return Node(
         clients,
         names,
-        node_context(objective, method, _secret(node_config, home, method), module, x),
+        node_context(objective, method, _secret(node_config, home, method), module, x, layer),
         measured(*evaluated),
         compatibility_info(objective),
         partial(DiskStateStore, home),
@@ -380,6 +384,7 @@ def _serve_in(
         federation=fed,
         augment=augment,
         server=settings.server,
+        personal=settings.personal,
     )
 
     def on_round(row: RoundRecord) -> None:

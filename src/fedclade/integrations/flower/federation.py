@@ -23,6 +23,7 @@ from fedclade.errors import FedcladeError, InvalidInputError
 from fedclade.integrations.flower.grid_transport import GridTransport
 from fedclade.methods.base import Method
 from fedclade.methods.required_context import NeedsEncoder
+from fedclade.training.personal_layer import PersonalLayer
 from fedclade.training.run_fingerprint import qualified_name
 
 _POLL_SECONDS = 1.0
@@ -48,7 +49,12 @@ def compatibility_info(objective: Objective) -> dict[str, str]:
 
 
 def node_context(
-    objective: Objective, method: Method, secret: int, module: nn.Module, x: Inputs
+    objective: Objective,
+    method: Method,
+    secret: int,
+    module: nn.Module,
+    x: Inputs,
+    layer: PersonalLayer | None = None,
 ) -> NodeContext:
     """What a node has for the programs of this method.
 
@@ -58,9 +64,12 @@ def node_context(
         secret: the number that the server must not know.
         module: the model.
         x: a few inputs.
+        layer: the personal layer.
     """
     encoder = method.encoder_module if isinstance(method, NeedsEncoder) else None
     served = method.served_objective(module, objective, x)
+    if layer is not None:
+        served = layer.served_objective(module, objective, x)
     return NodeContext(objective, None if encoder is None else Encoder(encoder), secret, served)
 
 
