@@ -135,7 +135,7 @@ def main() -> None:
     rows = []
     for name, (make, true, times) in federations(args.data_root).items():
         if args.only in name:
-            method = fc.Clade(signature=args.signature, signature_dim=args.size)
+            method = fc.CladeGroups(signature=args.signature, signature_dim=args.size)
             rows.append(measured(name, make, true, range(args.seeds * times), method))
             print(rows[-1], flush=True)
     if args.out:

@@ -40,7 +40,7 @@ Row = dict[str, Any]
 FEDERATIONS = ("quickstart", "scenario1")
 # FLT with its defaults (UMAP and γ = 1), and with the number of groups given.
 VARIANTS = {
-    "Clade": lambda epsilon: fc.Clade(signature_epsilon=epsilon),
+    "CladeGroups": lambda epsilon: fc.CladeGroups(signature_epsilon=epsilon),
     "FLT, k = 1": lambda epsilon: fc.FLT(k=1, fine_tune="none", signature_epsilon=epsilon),
     "FLT, k = 1, five groups given": lambda epsilon: fc.FLT(
         k=1, fine_tune="none", manifold="none", clusters=5, signature_epsilon=epsilon

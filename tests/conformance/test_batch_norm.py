@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedclade import CFL, IFCA, SCAFFOLD, Clade, LGFedAvg, PerFedAvg
+from fedclade import CFL, IFCA, SCAFFOLD, Clade, CladeGroups, LGFedAvg, PerFedAvg
 from fedclade.conformance import CHECKS, ENGINES, Check, MethodUnderTest, NotApplicableError
 from fedclade.conformance.method_run import EngineName
 from fedclade.methods import METHODS
@@ -21,7 +21,7 @@ CASES: dict[str, Any] = {
     "scaffold, option 1": lambda: SCAFFOLD(option=1, weights="clients", server_lr=0.5),
     "per_fedavg, hessian-free": lambda: PerFedAvg(variant="hessian-free"),
     "cfl, splits": lambda: CFL(eps1=10.0, eps2=0.0, gamma_max=0.0, check_after=1),
-    "clade, private": lambda: Clade(signature_epsilon=1.0, secret=1),
+    "clade_groups, private": lambda: CladeGroups(signature_epsilon=1.0, secret=1),
     "clade, reclustering": lambda: Clade(recluster_every=2),
     "lg_fedavg, head local": lambda: LGFedAvg(local_layers=("4",)),
     "lg_fedavg, BatchNorm and head local": lambda: LGFedAvg(local_layers=("2", "4")),

@@ -47,6 +47,7 @@ NEEDS: dict[Needs, str] = {
 }
 Groups: TypeAlias = Literal["none", "given", "found", "known"]
 COST_LEGEND = "; ".join(f"{letter}: {SYMBOLS[letter]}" for letter in "WKGV") + "."
+LayerName: TypeAlias = Literal["none", "finetune", "interpolate", "knn", "auto"]
 GROUPS: dict[Groups, str] = {
     "none": "makes none",
     "given": "needs their number",
@@ -134,6 +135,8 @@ class Method(ABC, Generic[S]):
     no_server_optimizer: ClassVar[str] = ""
     # why clients must train by SGD, as text; then `local.optimizer` cannot be set
     needs_sgd: ClassVar[str] = ""
+    # the personal layer, unless the user sets one
+    personal_layer: ClassVar[LayerName] = "none"
     # why clients cannot have a personal layer whose strength they choose, as text
     no_guarded_layer: ClassVar[str] = ""
     # whether clients keep their BatchNorm layers, as with local.batch_norm = "own"

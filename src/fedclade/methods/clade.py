@@ -26,7 +26,7 @@ from fedclade.methods._candidates import (
     distinct,
     means_by_trunk,
 )
-from fedclade.methods.base import Needs, is_classification
+from fedclade.methods.base import LayerName, Needs, is_classification
 from fedclade.methods.clade_groups import CladeGroups, CladeGroupsState
 from fedclade.programs.class_prior import (
     OFFSET,
@@ -94,6 +94,7 @@ class Clade(CladeGroups):
     server_visibility: ClassVar[Needs] = "signatures"
     server_optimizer: ClassVar[ServerOptimizer] = "nesterov"
     serves_mean: ClassVar[bool] = True
+    personal_layer: ClassVar[LayerName] = "auto"
     state: ClassVar[type[State]] = CladeState
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ it. `programs.personal_layer` has the computation.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from fedclade.core.pytree import Tree
 from fedclade.core.torch_loss import TorchLoss
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.errors import require, require_int
-from fedclade.methods.base import Method
+from fedclade.methods.base import LayerName, Method
 from fedclade.programs.client_slots import SLOTS, empty_slots
 from fedclade.programs.nearest_neighbors import NEIGHBORS, SCALE, NearestNeighbors
 from fedclade.programs.personal_layer import (
@@ -36,7 +36,6 @@ from fedclade.programs.personal_layer import (
     score_candidates,
 )
 
-LayerName: TypeAlias = Literal["none", "finetune", "interpolate", "knn", "auto"]
 FEWEST_POOLED = 5  # models with fewer clients share one sum
 
 
@@ -48,20 +47,22 @@ class PersonalConfig:
         layer: "none"; "finetune": the client trains the model w for F epochs on its own data, to
             w_i; "interpolate": it takes (1 - α) w + α w_i; "knn": it mixes the model's
             probabilities with those of its nearest training samples, by a weight λ; "auto": one of
-            the last two, or neither. α and λ are chosen on held-out training samples.
+            the last two, or neither. α and λ are chosen on held-out training samples. None for the
+            method's own: "auto" for Clade, else "none".
         epochs: F.
         every: The layer is measured in evaluated rounds that are multiples of this number, and in
             the last; 0 for the last only.
     """
 
-    layer: LayerName = "none"
+    layer: LayerName | None = None
     epochs: int = 5
     every: int = 0
 
     def __post_init__(self) -> None:
         names = get_args(LayerName)
         require(
-            self.layer in names, "personal.layer", self.layer, f"must be one of {', '.join(names)}"
+            self.layer is None or self.layer in names,
+            "personal.layer", self.layer, f"must be one of {', '.join(names)}"
         )
         require_int("personal.epochs", self.epochs, 1, 10**9)
         require_int("personal.every", self.every, 0, 10**9, "0 for the last round only")
@@ -206,6 +207,7 @@ def layer_of(
         objective: the objective of the model.
         clients: the clients.
     """
+    config = replace(config, layer=config.layer or method.personal_layer)
     if config.layer == "none":
         return None
     reason = "" if config.layer == "finetune" else method.no_guarded_layer

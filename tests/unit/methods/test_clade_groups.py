@@ -1,4 +1,4 @@
-"""Clade on small planted federations."""
+"""CladeGroups on small planted federations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedclade.data import (
     load,
     partition,
 )
-from fedclade.methods.clade import CladeState
+from fedclade.methods.clade_groups import CladeGroupsState
 from fedclade.models import MLP
 from fedclade.programs.gradient_signature import private_signature
 
@@ -49,23 +49,23 @@ def groups(clients: Clients, method: fc.Method) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["gradient", "features", "joint"])
-def test_finds_label_clusters(kind: fc.methods.clade.SignatureKind) -> None:
+def test_finds_label_clusters(kind: fc.programs.gradient_signature.SignatureKind) -> None:
     clients = partition(load("digits"), LabelClusters(clusters=5, classes=2), clients=40, seed=1)
-    found = groups(clients, fc.Clade(signature=kind, signature_dim=32))
+    found = groups(clients, fc.CladeGroups(signature=kind, signature_dim=32))
     assert adjusted_rand_score(clients.groups, found) == 1.0
 
 
 def test_gradients_see_permuted_labels_and_features_do_not() -> None:
     clients = partition(load("digits"), LabelPermutation(clusters=3), clients=12, seed=0, probe=0)
-    assert adjusted_rand_score(clients.groups, groups(clients, fc.Clade(signature_dim=32))) == 1.0
-    assert len(groups(clients, fc.Clade(signature="features", signature_dim=32)).unique()) == 1
+    assert adjusted_rand_score(clients.groups, groups(clients, fc.CladeGroups(signature_dim=32))) == 1.0
+    assert len(groups(clients, fc.CladeGroups(signature="features", signature_dim=32)).unique()) == 1
 
 
 def test_without_groups_it_is_fedavg_to_the_bit() -> None:
     clients = partition(load("digits"), Iid(), clients=20, seed=0)
     clade, fedavg = (
         fc.run(method, clients, MLP(20), rounds=3, device="cpu")
-        for method in (fc.Clade(), fc.FedAvg())
+        for method in (fc.CladeGroups(), fc.FedAvg())
     )
     assert clade.summary["clusters"] == 1
     for name, value in clade.model_of(0).state_dict().items():
@@ -80,7 +80,7 @@ def test_late_clients_join_their_group() -> None:
         train=RaggedIndex.of([clients.train[int(i)] for i in early_ids]),
         test_part_id=clients.test_part_id[early_ids],
     )
-    method, fed, objective = bound(early, fc.Clade(signature_dim=32))
+    method, fed, objective = bound(early, fc.CladeGroups(signature_dim=32))
     state = method.init(fed, objective.params(), fold_in(0, "init"))
 
     late_ids = torch.tensor([client for client in range(40) if client % 8 >= 6])
@@ -92,7 +92,7 @@ def test_late_clients_join_their_group() -> None:
     )
     later = fc.Simulator(everyone)
     state = method.add_clients(later, state, torch.arange(len(early_ids), 40), key=1)
-    assert isinstance(state, CladeState)
+    assert isinstance(state, CladeGroupsState)
     assert state.signature.shape == (40, 32)
     assert clients.groups is not None
     assert adjusted_rand_score(clients.groups[order], state.cluster_ids) == 1.0
@@ -100,7 +100,7 @@ def test_late_clients_join_their_group() -> None:
 
 def test_reclustering_moves_a_wrong_client_and_splits_merged_groups() -> None:
     clients = partition(load("digits"), LabelClusters(clusters=5, classes=2), clients=40, seed=0)
-    method, fed, objective = bound(clients, fc.Clade(signature_dim=32, recluster_every=6))
+    method, fed, objective = bound(clients, fc.CladeGroups(signature_dim=32, recluster_every=6))
     method = method.with_local_config(LocalTraining(objective, lr=0.1, epochs=3))
     state = method.init(fed, objective.params(), fold_in(0, "init"))
     assert clients.groups is not None
@@ -120,7 +120,7 @@ def test_reclustering_moves_a_wrong_client_and_splits_merged_groups() -> None:
 
 def test_what_leaves_a_client_once_is_mean_and_scatter() -> None:
     clients = partition(load("digits"), Iid(), clients=10, seed=0)
-    method, fed, objective = bound(clients, fc.Clade())
+    method, fed, objective = bound(clients, fc.CladeGroups())
     method.init(fed, objective.params(), 0)
     assert fed.traffic.up == 10 * 4 * (128 + 128 * 129 // 2)
 
@@ -137,7 +137,7 @@ def test_bad_fields_are_named() -> None:
     }
     for field, value in bad.items():
         with pytest.raises(fc.InvalidInputError) as caught:
-            fc.Clade(**{field: value})
+            fc.CladeGroups(**{field: value})
         assert caught.value.field == f"method.{field}"
 
 
@@ -146,20 +146,20 @@ def test_bad_fields_are_named() -> None:
 
 @pytest.mark.parametrize("kind", ["gradient", "joint"])
 def test_finds_label_clusters_through_noise_until_there_is_too_much(
-    kind: fc.methods.clade.SignatureKind,
+    kind: fc.programs.gradient_signature.SignatureKind,
 ) -> None:
     clients = partition(load("digits"), LabelClusters(clusters=5, classes=2), clients=40, seed=1)
     assert (
         adjusted_rand_score(
             clients.groups,
-            groups(clients, fc.Clade(signature=kind, signature_dim=32, signature_epsilon=3.0)),
+            groups(clients, fc.CladeGroups(signature=kind, signature_dim=32, signature_epsilon=3.0)),
         )
         == 1.0
     )
     assert (
         len(
             groups(
-                clients, fc.Clade(signature=kind, signature_dim=32, signature_epsilon=0.1)
+                clients, fc.CladeGroups(signature=kind, signature_dim=32, signature_epsilon=0.1)
             ).unique()
         )
         == 1
@@ -170,13 +170,13 @@ def test_finds_label_clusters_through_noise_until_there_is_too_much(
 def test_noise_makes_no_groups_of_clients_of_very_unequal_size(epsilon: float) -> None:
     """A small client's mean strays as 1 / n, no longer as 1 / sqrt(n)."""
     clients = partition(load("digits"), QuantitySkew(0.5), clients=40, seed=0)
-    assert len(groups(clients, fc.Clade(signature_dim=32, signature_epsilon=epsilon)).unique()) == 1
+    assert len(groups(clients, fc.CladeGroups(signature_dim=32, signature_epsilon=epsilon)).unique()) == 1
 
 
 def test_late_clients_join_their_group_through_noise() -> None:
     clients = partition(load("digits"), LabelClusters(clusters=5, classes=2), clients=20, seed=0)
     late, silent = [3, 7, 8, 15, 19], True
-    method, _, objective = bound(clients, fc.Clade(signature_dim=32, signature_epsilon=3.0))
+    method, _, objective = bound(clients, fc.CladeGroups(signature_dim=32, signature_epsilon=3.0))
     fed = fc.Simulator(
         clients, faults=lambda key, client, reply: None if silent and client in late else reply
     )
@@ -196,7 +196,7 @@ def test_the_scatter_of_each_group_discloses_nothing_new() -> None:
         sent[client] |= {str(value.tolist()): name for name, value in reply.items()}
         return reply
 
-    method, _, objective = bound(clients, fc.Clade(signature_dim=32, signature_epsilon=3.0))
+    method, _, objective = bound(clients, fc.CladeGroups(signature_dim=32, signature_epsilon=3.0))
     method.init(fc.Simulator(clients, faults=listen), objective.params(), fold_in(0, "init"))
     assert calls.min() > 1
     assert all(sorted(values.values()) == ["mean", "scatter"] for values in sent)
@@ -204,7 +204,7 @@ def test_the_scatter_of_each_group_discloses_nothing_new() -> None:
 
 def test_the_secret_is_not_sent_and_makes_the_noise() -> None:
     clients = partition(load("digits"), Iid(), clients=4, seed=0)
-    _, fed, objective = bound(clients, fc.Clade())
+    _, fed, objective = bound(clients, fc.CladeGroups())
     secret = 987654321987654321
     program = private_signature(objective, "gradient", 8, 5, 1.0, 2.0, secret)
     words = json.dumps(to_spec(program))
@@ -226,7 +226,7 @@ def test_the_secret_is_not_sent_and_makes_the_noise() -> None:
     # A method has no default secret: a node without a secret refuses the program.
     with pytest.raises(fc.InvalidInputError, check=lambda error: error.field == "secret"):
         from_spec(
-            json.loads(words), NodeContext(objective, secret=fc.Clade(signature_epsilon=1.0).secret)
+            json.loads(words), NodeContext(objective, secret=fc.CladeGroups(signature_epsilon=1.0).secret)
         )
 
 
@@ -236,4 +236,4 @@ def test_reclustering_is_refused_with_epsilon() -> None:
         match="signature_epsilon",
         check=lambda error: error.field == "method.recluster_every",
     ):
-        fc.Clade(recluster_every=10, signature_epsilon=1.0)
+        fc.CladeGroups(recluster_every=10, signature_epsilon=1.0)

@@ -1,4 +1,4 @@
-"""Clade on real data: the right groups without hyper-parameters, and none if there are none.
+"""CladeGroups on real data: the right groups without hyper-parameters, and none if there are none.
 `benchmarks/clade_groups.py` has them all.
 """
 
@@ -40,7 +40,7 @@ def groups(clients: Clients, seed: int) -> torch.Tensor:
     torch.manual_seed(seed)
     assert clients.classes is not None
     objective = Objective(fc.models.MLP(200).build(clients.shape, clients.classes))
-    method = fc.Clade().with_local_config(fc.core.LocalTraining(objective))
+    method = fc.CladeGroups().with_local_config(fc.core.LocalTraining(objective))
     return method.init(fc.Simulator(clients), objective.params(), fold_in(seed, "init")).cluster_ids
 
 
