@@ -69,8 +69,8 @@ if TYPE_CHECKING:
     from fedclade.models.transformers import LoRA
     from fedclade.registry import register
     from fedclade.training.config import LocalConfig, ServerConfig, TrainingConfig
-    from fedclade.training.personal_layer import PersonalConfig
     from fedclade.training.encoders import pretrain
+    from fedclade.training.personal_layer import PersonalConfig
     from fedclade.training.result import Result, load
     from fedclade.training.runner import run
 
@@ -154,9 +154,9 @@ _MODULES = {
         "FedcladeError FedcladeWarning InvalidInputError VectorizationError WriteError"
     ),
     "fedclade.methods": (
-        "APFL CFL FLISDC FLISHC FLT IFCA PCAHC SCAFFOLD Clade CladeGroups Ditto FedALA FedAvg FedAvgFineTune "
-        "FedBABU FedBN FedEM FedGMCC FedNova FedPer FedProx FedRep FedSEM KNNPer LGFedAvg Local "
-        "Method Oracle PerFedAvg"
+        "APFL CFL FLISDC FLISHC FLT IFCA PCAHC SCAFFOLD Clade CladeGroups Ditto FedALA FedAvg "
+        "FedAvgFineTune FedBABU FedBN FedEM FedGMCC FedNova FedPer FedProx FedRep FedSEM KNNPer "
+        "LGFedAvg Local Method Oracle PerFedAvg"
     ),
     "fedclade.models.transformers": "LoRA",
     "fedclade.registry": "register",

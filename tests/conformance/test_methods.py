@@ -14,7 +14,6 @@ from fedclade import (
     IFCA,
     PCAHC,
     SCAFFOLD,
-    Clade,
     CladeGroups,
     Ditto,
     FedALA,

@@ -1,5 +1,5 @@
-"""Server optimizers: FedAvgM, Nesterov, FedAdagrad, FedAdam and FedYogi, and the mean of models over
-rounds.
+"""Server optimizers: FedAvgM, Nesterov, FedAdagrad, FedAdam and FedYogi, and the mean of models
+over rounds.
 
 Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual
 Classification, 2019 (FedAvgM); Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm

@@ -21,8 +21,8 @@ _NO_CLASS_IN_COMMON = 1e300
 def concentration(
     counts: Array, same_class: float, counts_squared: float, n_squared: float, noise: float
 ) -> float:
-    """κ of the Dirichlet distribution Dir(κ π) of the clients' class shares, by moments; infinite if
-    they differ by chance alone.
+    """κ of the Dirichlet distribution Dir(κ π) of the clients' class shares, by moments; infinite
+    if they differ by chance alone.
 
     Two samples of one client are of one class with the chance S = Q + (1 - Q) / (κ + 1). Q is that
     chance for samples of two clients.

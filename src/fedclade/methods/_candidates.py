@@ -1,5 +1,5 @@
-"""Candidates of Clade: several ways to give each group of clients a model, which are trained side by
-side and compared on held-out training samples.
+"""Candidates of Clade: several ways to give each group of clients a model, which are trained side
+by side and compared on held-out training samples.
 """
 
 from __future__ import annotations
@@ -134,9 +134,7 @@ def distinct(*partitions: Tensor) -> list[Tensor]:
     return result
 
 
-def means_by_trunk(
-    state: CladeState, sums: Tree, weights: Tensor, head: Sequence[str]
-) -> Tree:
+def means_by_trunk(state: CladeState, sums: Tree, weights: Tensor, head: Sequence[str]) -> Tree:
     """The mean over each model's clients for its last layer, and over all clients of its trunk for
     the other layers.
 
@@ -172,7 +170,8 @@ def means_by_trunk(
 def compare_candidates(
     fed: Federation, state: CladeState, trials: Sequence[AnyProgram], key: int
 ) -> CladeState:
-    """Drop candidates by their scores on held-out samples, pooled over clients.
+    """In rounds 10 and 20 of the candidates, drop candidates by their scores on held-out samples,
+    pooled over clients.
 
     At the last check the candidate with the fewest models remains of those within one standard
     error of the best; before, candidates that are clearly worse are dropped.
@@ -184,6 +183,8 @@ def compare_candidates(
             their scores.
         key: the randomness of the round.
     """
+    if int(state.rounds - state.opened_in) not in OPEN_ROUNDS:
+        return state
     ids = torch.nonzero(state.group_ids != UNKNOWN).flatten()
     order = np.random.default_rng(fold_in(key, "scored")).permutation(len(ids))
     ids = ids[torch.from_numpy(np.sort(order[:MAX_SCORED]))]

@@ -128,7 +128,8 @@ class Method(ABC, Generic[S]):
     download_cost: ClassVar[str] = "W"
     extra_traffic: ClassVar[str] = ""
     custom_aggregation: ClassVar[str] = ""
-    # the optimizer of the server, and whether it serves means over rounds, unless the user sets them
+    # the optimizer of the server, and whether it serves means over rounds, unless the user sets
+    # them
     server_optimizer: ClassVar[ServerOptimizer] = "fedavg"
     serves_mean: ClassVar[bool] = False
     # why the server cannot use an optimizer or serve means over rounds, as text

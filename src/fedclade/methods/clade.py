@@ -10,35 +10,25 @@ import torch
 from torch import Tensor
 
 from fedclade.aggregation.server_optimizer import update_models
-from fedclade.clustering.clade import whitening_matrix
-from fedclade.clustering.class_shares import concentration, merge_by_class_means
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum, ServerOptimizer
 from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.program import AnyProgram
-from fedclade.core.pytree import Tree, tree_index, tree_map
+from fedclade.core.pytree import Tree, tree_map
 from fedclade.core.rng import fold_in
 from fedclade.errors import require
-from fedclade.methods._candidates import (
-    OPEN_ROUNDS,
-    CladeState,
-    compare_candidates,
-    distinct,
-    means_by_trunk,
-)
-from fedclade.methods.base import LayerName, Needs, is_classification
+from fedclade.methods._candidates import CladeState, compare_candidates, distinct, means_by_trunk
+from fedclade.methods._class_prior import class_bias, keep_offsets, learn_class_shares
+from fedclade.methods.base import LayerName, Needs
 from fedclade.methods.clade_groups import CladeGroups, CladeGroupsState
 from fedclade.programs.class_prior import (
     OFFSET,
     add_class_offset,
-    class_statistics,
-    keep_class_offset,
     sgd_with_offset,
     with_class_offset,
 )
 from fedclade.programs.held_out import held_out_score, train_then
 
-NUMBERS_PER_CLASS = 8  # of a class-conditional mean
 OWN_EPOCHS = 5  # with which a candidate is also tried
 
 
@@ -109,11 +99,7 @@ class Clade(CladeGroups):
     @property
     def _bias(self) -> str:
         """The name of the last bias; "" if there is no class prior."""
-        objective = self.local.objective
-        if not is_classification(objective):
-            return ""
-        names = (name for name in objective.head_param_names() if name.endswith("bias"))
-        return next((name for name in names if name in objective.trained), "")
+        return class_bias(self.local.objective)
 
     def initial_client_state(self, params: Tree) -> Tree:
         return {OFFSET: torch.zeros_like(params[self._bias])} if self._bias else {}
@@ -125,67 +111,11 @@ class Clade(CladeGroups):
         """The state whose groups are those of `base`, with new priors, candidates and trunks. A
         candidate's models continue from the models of `base`.
         """
-        groups = len(base)
-        merged = torch.arange(groups)
-        prior, kappa, same = self._class_shares(fed, base, key)
-        if same is not None:
-            merged = same
-        candidates = distinct(merged, torch.arange(groups), torch.zeros_like(merged))
-        inputs = self._input_groups(fed, base, key) if groups > 1 else None
-        return CladeState.opened(fed.sizes, base, candidates, inputs, prior, kappa)
-
-    def _class_shares(
-        self, fed: Federation, base: CladeGroupsState, key: int
-    ) -> tuple[Tensor, float, Tensor | None]:
-        """π, κ, and the merged group of each group, or None; each client keeps its o_i."""
-        ids = torch.nonzero(base.cluster_ids != UNKNOWN).flatten()
-        if not self._bias or not len(ids):
-            return torch.ones(1), math.inf, None
-        statistics = self._class_statistics(fed, base, ids, key)
-        counts = statistics["counts"]
-        if not bool(counts.sum() > 0):
-            return torch.ones(1), math.inf, None
-        moments = (
-            float(statistics[name].sum())
-            for name in ("same_class", "counts_squared", "n_squared", "noise")
-        )
-        kappa = concentration(counts.sum(0).numpy(), *moments)
-        shares = counts.sum(0).clamp_min(0.5)
-        prior = (shares / shares.sum()).float()
-        self._keep_offsets(fed, ids, prior, kappa, key)
-        if len(base) < 2:
-            return prior, kappa, None
-        freedom = max(1.0, float(statistics["freedom"].sum()))
-        merged = merge_by_class_means(
-            counts.numpy(),
-            statistics["sum"].numpy(),
-            whitening_matrix(statistics["scatter"].sum(0).numpy(), freedom),
-            fold_in(key, "merge"),
-            self.noise_ratio,
-        )
-        return prior, kappa, torch.from_numpy(merged)
-
-    def _class_statistics(
-        self, fed: Federation, base: CladeGroupsState, ids: Tensor, key: int
-    ) -> Tree:
-        program = class_statistics(
-            self.local.objective, NUMBERS_PER_CLASS, fold_in(int(base.signature_key), "classes")
-        )
-        by_group = SegmentSum(
-            segment_ids=base.cluster_ids[ids], weights=torch.ones(len(ids)), num_segments=len(base)
-        )
-        start = ModelAssignment.all_same(base.start, len(ids))
-        sums = fed.map(program, ids, per_client=start, key=key, reduce=by_group).sums
-        if not sums:
-            return {"counts": torch.zeros(len(base), 1)}
-        return {name: value.double().cpu() for name, value in sums.items()}
-
-    def _keep_offsets(
-        self, fed: Federation, ids: Tensor, prior: Tensor, kappa: float, key: int
-    ) -> None:
-        if math.isfinite(kappa) and len(ids):
-            broadcast = {"prior": prior, "kappa": torch.tensor(kappa)}
-            fed.map(keep_class_offset(len(prior)), ids, broadcast=broadcast, key=key)
+        shares = learn_class_shares(fed, self.local.objective, base, key, self.noise_ratio)
+        groups = torch.arange(len(base))
+        candidates = distinct(shares.merged, groups, torch.zeros_like(groups))
+        inputs = self._input_groups(fed, base, key) if len(base) > 1 else None
+        return CladeState.opened(fed.sizes, base, candidates, inputs, shares.prior, shares.kappa)
 
     def _input_groups(self, fed: Federation, base: CladeGroupsState, key: int) -> Tensor:
         """(clients,) groups of clients with the same p(x), or UNKNOWN."""
@@ -224,10 +154,9 @@ class Clade(CladeGroups):
         head = self.local.objective.head_param_names()
         state = update_models(fed, state, means_by_trunk(state, sums, weights, head))
         if state.is_open:
-            if int(state.rounds - state.opened_in) in OPEN_ROUNDS:
-                state = compare_candidates(fed, state, self._trials(state), key)
-        elif self.recluster_every and int(state.rounds) % self.recluster_every == 0:
-            state = self._look_again(fed, state, key)
+            return compare_candidates(fed, state, self._trials(state), key)
+        if self.recluster_every and int(state.rounds) % self.recluster_every == 0:
+            return self._look_again(fed, state, key)
         return state
 
     def _training(self, state: CladeState, epochs: int = 0) -> AnyProgram:
@@ -259,7 +188,7 @@ class Clade(CladeGroups):
         state = state.with_num_clients(len(fed.sizes))
         state = super().add_clients(fed, replace(state, cluster_ids=state.group_ids), ids, key)
         joined = ids[state.cluster_ids[ids] != UNKNOWN]
-        self._keep_offsets(fed, joined, state.prior, float(state.kappa), key)
+        keep_offsets(fed, joined, state.prior, float(state.kappa), key)
         return replace(state, group_ids=state.cluster_ids).served_by_first()
 
     def personalization_program(self) -> AnyProgram | None:

@@ -203,7 +203,9 @@ class CladeGroups(DPSignatureMethod[CladeGroupsState]):
     def _e(self) -> int:
         return dimensions(self.local.objective, self.signature, self.signature_dim)
 
-    def round(self, fed: Federation, state: CladeGroupsState, cohort: Tensor, key: int) -> CladeGroupsState:
+    def round(
+        self, fed: Federation, state: CladeGroupsState, cohort: Tensor, key: int
+    ) -> CladeGroupsState:
         state = fedavg_round(
             fed, sgd(self.local), replace(state, rounds=state.rounds + 1), cohort, key
         )
@@ -242,7 +244,9 @@ class CladeGroups(DPSignatureMethod[CladeGroupsState]):
                 )
         return replace(state.at_rows(parent), cluster_ids=cluster)
 
-    def add_clients(self, fed: Federation, state: CladeGroupsState, ids: Tensor, key: int) -> CladeGroupsState:
+    def add_clients(
+        self, fed: Federation, state: CladeGroupsState, ids: Tensor, key: int
+    ) -> CladeGroupsState:
         state = state.with_num_clients(len(fed.sizes))
         replies = self._signatures(
             fed, ModelAssignment.all_same(state.start, len(ids)), ids, int(state.signature_key)

@@ -64,9 +64,11 @@ def held_out_score(objective: Objective) -> Program:
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         outputs, y = objective.outputs(const, batch.x), batch.y
         if not y.is_floating_point() and outputs.shape[:-1] == y.shape:
-            score = (outputs.argmax(-1) == y).double().flatten(1).mean(1) if y.ndim > 1 else (
-                outputs.argmax(-1) == y
-            ).double()
+            score = (
+                (outputs.argmax(-1) == y).double().flatten(1).mean(1)
+                if y.ndim > 1
+                else (outputs.argmax(-1) == y).double()
+            )
         else:
             score = -objective.example_loss(outputs, y).double()
         weight = batch.weight.double()

@@ -62,7 +62,9 @@ class PersonalConfig:
         names = get_args(LayerName)
         require(
             self.layer is None or self.layer in names,
-            "personal.layer", self.layer, f"must be one of {', '.join(names)}"
+            "personal.layer",
+            self.layer,
+            f"must be one of {', '.join(names)}",
         )
         require_int("personal.epochs", self.epochs, 1, 10**9)
         require_int("personal.every", self.every, 0, 10**9, "0 for the last round only")
@@ -92,9 +94,7 @@ class PersonalLayer:
         """The objective of what clients predict with, see `Method.served_objective`."""
         if not self.has_neighbors:
             return objective
-        return Objective(
-            with_neighbors(module), objective.example_loss, x, bf16=objective.bf16
-        )
+        return Objective(with_neighbors(module), objective.example_loss, x, bf16=objective.bf16)
 
     def program(self, method: Method) -> AnyProgram:
         """The program that makes the client's own model, after the method's own personalization."""

@@ -57,8 +57,13 @@ def test_finds_label_clusters(kind: fc.programs.gradient_signature.SignatureKind
 
 def test_gradients_see_permuted_labels_and_features_do_not() -> None:
     clients = partition(load("digits"), LabelPermutation(clusters=3), clients=12, seed=0, probe=0)
-    assert adjusted_rand_score(clients.groups, groups(clients, fc.CladeGroups(signature_dim=32))) == 1.0
-    assert len(groups(clients, fc.CladeGroups(signature="features", signature_dim=32)).unique()) == 1
+    assert (
+        adjusted_rand_score(clients.groups, groups(clients, fc.CladeGroups(signature_dim=32)))
+        == 1.0
+    )
+    assert (
+        len(groups(clients, fc.CladeGroups(signature="features", signature_dim=32)).unique()) == 1
+    )
 
 
 def test_without_groups_it_is_fedavg_to_the_bit() -> None:
@@ -152,7 +157,9 @@ def test_finds_label_clusters_through_noise_until_there_is_too_much(
     assert (
         adjusted_rand_score(
             clients.groups,
-            groups(clients, fc.CladeGroups(signature=kind, signature_dim=32, signature_epsilon=3.0)),
+            groups(
+                clients, fc.CladeGroups(signature=kind, signature_dim=32, signature_epsilon=3.0)
+            ),
         )
         == 1.0
     )
@@ -170,7 +177,10 @@ def test_finds_label_clusters_through_noise_until_there_is_too_much(
 def test_noise_makes_no_groups_of_clients_of_very_unequal_size(epsilon: float) -> None:
     """A small client's mean strays as 1 / n, no longer as 1 / sqrt(n)."""
     clients = partition(load("digits"), QuantitySkew(0.5), clients=40, seed=0)
-    assert len(groups(clients, fc.CladeGroups(signature_dim=32, signature_epsilon=epsilon)).unique()) == 1
+    assert (
+        len(groups(clients, fc.CladeGroups(signature_dim=32, signature_epsilon=epsilon)).unique())
+        == 1
+    )
 
 
 def test_late_clients_join_their_group_through_noise() -> None:
@@ -226,7 +236,8 @@ def test_the_secret_is_not_sent_and_makes_the_noise() -> None:
     # A method has no default secret: a node without a secret refuses the program.
     with pytest.raises(fc.InvalidInputError, check=lambda error: error.field == "secret"):
         from_spec(
-            json.loads(words), NodeContext(objective, secret=fc.CladeGroups(signature_epsilon=1.0).secret)
+            json.loads(words),
+            NodeContext(objective, secret=fc.CladeGroups(signature_epsilon=1.0).secret),
         )
 
 
