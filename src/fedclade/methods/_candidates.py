@@ -145,9 +145,11 @@ def means_by_trunk(state: CladeState, sums: Tree, weights: Tensor, head: Sequenc
         head: the names of the last layer's parameters.
     """
     trunk = state.trunk_ids
-    if len(trunk.unique()) == len(state) or not sums:
+    if int(trunk.max()) + 1 == len(state) or not sums:
         return weighted_mean(sums, weights, fallback=state.models)
-    first = torch.stack([torch.nonzero(trunk == number)[0, 0] for number in trunk.unique()])
+    first = torch.stack(
+        [torch.nonzero(trunk == number)[0, 0] for number in range(int(trunk.max()) + 1)]
+    )
 
     def pooled(rows: Tensor) -> Tensor:
         zeros = rows.new_zeros((len(first), *rows.shape[1:]))
@@ -216,5 +218,5 @@ def compare_candidates(
         for number, score in enumerate(scores)
         if not scores[best] - score > allowed * math.sqrt(variances[best] + variances[number])
     ]
-    kept.sort(key=lambda number: (len(state.candidates[number].unique()), -scores[number]))
+    kept.sort(key=lambda number: (len(set(state.candidates[number].tolist())), -scores[number]))
     return state.with_candidates(kept[:1] if is_last else kept)

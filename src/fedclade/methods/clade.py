@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
 
 from fedclade.aggregation.server_optimizer import update_models
+from fedclade.core.batching import Part
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum, ServerOptimizer
 from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import UNKNOWN, State
@@ -129,7 +130,10 @@ class Clade(CladeGroups):
             result[replies.ids] = by_inputs._groups(fed, start, replies, key)
         return result
 
-    def round(self, fed: Federation, state: CladeState, cohort: Tensor, key: int) -> CladeState:
+    def round(
+        self, fed: Federation, state: CladeGroupsState, cohort: Tensor, key: int
+    ) -> CladeState:
+        assert isinstance(state, CladeState)
         state = replace(state, rounds=state.rounds + 1)
         program = self._training(state)
         sums: Tree = {}
@@ -164,7 +168,7 @@ class Clade(CladeGroups):
         samples.
         """
         local = replace(self.local, epochs=epochs, steps=0) if epochs else self.local
-        part = "fit" if state.is_open else "all"
+        part: Part = "fit" if state.is_open else "all"
         if math.isfinite(float(state.kappa)):
             return sgd_with_offset(local, self._bias, part)
         return sgd(local, part=part)
@@ -179,14 +183,18 @@ class Clade(CladeGroups):
     def _look_again(self, fed: Federation, state: CladeState, key: int) -> CladeState:
         """Search groups under the trained models, and compare candidates again if they changed."""
         base = self._recluster(fed, state, key)
-        assert isinstance(base, CladeState)
-        if len(base) == len(state) and torch.equal(base.cluster_ids, state.cluster_ids):
-            return state
-        return self._with_candidates(fed, base, key)
+        if len(base) != len(state) or not torch.equal(base.cluster_ids, state.cluster_ids):
+            return self._with_candidates(fed, base, key)
+        shares = learn_class_shares(fed, self.local.objective, base, key, self.noise_ratio)
+        return replace(state, prior=shares.prior, kappa=torch.tensor(shares.kappa))
 
-    def add_clients(self, fed: Federation, state: CladeState, ids: Tensor, key: int) -> CladeState:
+    def add_clients(
+        self, fed: Federation, state: CladeGroupsState, ids: Tensor, key: int
+    ) -> CladeState:
+        assert isinstance(state, CladeState)
         state = state.with_num_clients(len(fed.sizes))
-        state = super().add_clients(fed, replace(state, cluster_ids=state.group_ids), ids, key)
+        by_group = replace(state, cluster_ids=state.group_ids)
+        state = cast(CladeState, super().add_clients(fed, by_group, ids, key))
         joined = ids[state.cluster_ids[ids] != UNKNOWN]
         keep_offsets(fed, joined, state.prior, float(state.kappa), key)
         return replace(state, group_ids=state.cluster_ids).served_by_first()

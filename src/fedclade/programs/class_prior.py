@@ -81,8 +81,8 @@ def class_statistics(objective: Objective, size: int, key: int) -> Program:
 
 @serializable_program
 def keep_class_offset(classes: int) -> Program:
-    """The client keeps o_ic = log[(n_ic + κ π_c) / ((n_i + κ) π_c)]. Its shares n_ic / n_i are drawn
-    towards those of all clients, π ("prior"), as far as they differ by chance (κ, "kappa").
+    """The client keeps o_ic = log[(n_ic + κ π_c) / ((n_i + κ) π_c)]. Its shares n_ic / n_i are
+    drawn towards those of all clients, π ("prior"), as far as they differ by chance (κ, "kappa").
 
     Args:
         classes: the number of classes C.
