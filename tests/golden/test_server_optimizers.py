@@ -30,8 +30,9 @@ def weights_over_rounds(case: Case, update: ServerUpdate, *cohorts: list[int]) -
 
 
 EVERYONE = [0, 1, 2]
-LR = {"fedavg": None, "fedavgm": 1.0}  # of the others: 0.1
-# Δ1 = 14/15 for all. FedAvgM: m = 14/15, then 0.9 m + 7/15 = 19.6/15. The others: m1 = 0.1 Δ1 =
+LR = {"fedavg": None, "fedavgm": 1.0, "nesterov": 1.0}  # of the others: 0.1
+# Δ1 = 14/15 for all. FedAvgM: m = 14/15, then 0.9 m + 7/15 = 19.6/15. Nesterov: w1 = 1.7 Δ1 =
+# 23.8/15, Δ2 = 2.1/15, m2 = 0.7 m + Δ2 = 11.9/15, w2 = w1 + Δ2 + 0.7 m2. The others: m1 = 0.1 Δ1 =
 # 0.0933333, w1 = 0.1 m1 / (√v1 + 0.001) and
 #   FedAdagrad  v1 = 0.000001 + 0.8711111            Δ2 = 0.9283387  m2 = 0.1768339  v2 = 1.7329248
 #   FedAdam     v1 = 0.00000099 + 0.00871111         Δ2 = 0.8838661  m2 = 0.1723866  v2 = 0.0164372
@@ -39,6 +40,7 @@ LR = {"fedavg": None, "fedavgm": 1.0}  # of the others: 0.1
 BY_HAND = {
     "fedavg": (14 / 15, 7 / 15 + 14 / 15),
     "fedavgm": (14 / 15, 33.6 / 15),
+    "nesterov": (23.8 / 15, 34.23 / 15),
     "fedadagrad": (0.0099892915, 0.0099892915 + 0.1 * 0.1768338688 / (1.3164060 + 0.001)),
     "fedadam": (0.0989343672, 0.0989343672 + 0.1 * 0.1723866150 / (0.1282075 + 0.001)),
     "fedyogi": (0.0989343111, 0.0989343111 + 0.1 * 0.1723866178 / (0.1285469 + 0.001)),
