@@ -62,9 +62,10 @@ TITLES = {
     "flis_hc": "FLIS-HC",
     "fedgmcc": "FedGMCC",
     "clade": "Clade",
+    "clade_groups": "CladeGroups",
     "oracle": "true groups",
 }
-GROUPING = ("ifca", "fedsem", "pca_hc", "flt", "cfl", "flis_dc", "flis_hc", "fedgmcc", "clade")
+GROUPING = ("ifca", "fedsem", "pca_hc", "flt", "cfl", "flis_dc", "flis_hc", "fedgmcc", "clade_groups", "clade")
 
 
 @dataclass(frozen=True)
