@@ -48,7 +48,7 @@ class PersonalConfig:
             w_i; "interpolate": it takes (1 - α) w + α w_i; "knn": it mixes the model's
             probabilities with those of its nearest training samples, by a weight λ; "auto": one of
             the last two, or neither. α and λ are chosen on held-out training samples. None for the
-            method's own: "auto" for Clade, else "none".
+            method's own: "interpolate" for Clade, else "none".
         epochs: F.
         every: The layer is measured in evaluated rounds that are multiples of this number, and in
             the last; 0 for the last only.
