@@ -131,13 +131,12 @@ def _after(first: AnyProgram | None, second: AnyProgram, local: LocalTraining) -
     if first is None:
         return second
     names = local.objective.names
-    return chain(
-        _on_model(first, names), second, lambda _, params, reply: (params | reply, {})
-    )
+    return chain(_on_model(first, names), second, lambda _, params, reply: (params | reply, {}))
 
 
 def _on_model(program: AnyProgram, names: tuple[str, ...]) -> AnyProgram:
     """The program, which gets only these parameters."""
+
     def model_of(params: Tree) -> Tree:
         return {name: value for name, value in params.items() if name in names}
 
@@ -226,7 +225,9 @@ def _score(objective: Objective, layer: Layer, measure: Measure) -> Program:
             right, loss = torch.cat([right, more_right]), torch.cat([loss, more_loss])
         return {"examples": carry["examples"], "right": right, "loss": loss}, None
 
-    part = Batches.whole() if has_neighbors else Batches(WHOLE_BLOCK, shuffle=False, part="held_out")
+    part = (
+        Batches.whole() if has_neighbors else Batches(WHOLE_BLOCK, shuffle=False, part="held_out")
+    )
     return Program(start, step, finish, part, "score_candidates")
 
 

@@ -91,9 +91,7 @@ class PersonalLayer:
         """The objective of what clients predict with, see `Method.served_objective`."""
         if not self.has_neighbors:
             return objective
-        return Objective(
-            with_neighbors(module), objective.example_loss, x, bf16=objective.bf16
-        )
+        return Objective(with_neighbors(module), objective.example_loss, x, bf16=objective.bf16)
 
     def program(self, method: Method) -> AnyProgram:
         """The program that makes the client's own model, after the method's own personalization."""
