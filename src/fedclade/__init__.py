@@ -68,8 +68,8 @@ if TYPE_CHECKING:
     from fedclade.models.transformers import LoRA
     from fedclade.registry import register
     from fedclade.training.config import LocalConfig, ServerConfig, TrainingConfig
-    from fedclade.training.personal_layer import PersonalConfig
     from fedclade.training.encoders import pretrain
+    from fedclade.training.personal_layer import PersonalConfig
     from fedclade.training.result import Result, load
     from fedclade.training.runner import run
 
@@ -109,6 +109,7 @@ __all__ = [
     "Method",
     "Oracle",
     "PerFedAvg",
+    "PersonalConfig",
     "Result",
     "ServerConfig",
     "Simulator",

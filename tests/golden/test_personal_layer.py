@@ -13,6 +13,7 @@ import fedclade as fc
 from fedclade.core import LocalTraining, ModelAssignment
 from fedclade.core.functional_model import Objective
 from fedclade.core.method_state import State
+from fedclade.programs import personal_layer as programs
 from fedclade.programs.client_slots import SLOTS
 from fedclade.programs.personal_layer import (
     LOSS_WEIGHT,
@@ -51,7 +52,12 @@ def assignment(
     fed.init_client_state({})
     state: State = method.init(fed, objective.params(), key=0)
     layer = PersonalLayer(fc.PersonalConfig(kind, epochs=1), kind, "classes")
-    return fed, layer, method, layer.assignment(fed, method, state, IDS, key=1)
+    return (
+        fed,
+        layer,
+        method,
+        layer.assignment(fed, method, method.assign_models(state, IDS), IDS, key=1),
+    )
 
 
 def losses(step: float, label_is_first: bool) -> float:
@@ -62,7 +68,7 @@ def losses(step: float, label_is_first: bool) -> float:
 
 
 def test_the_scores_of_interpolation() -> None:
-    fed, layer, method, received = assignment("interpolate")
+    fed, _, method, received = assignment("interpolate")
     program = score_candidates(method.local, "interpolate", "classes", None)
     result = fed.map(program, IDS, per_client=method.assign_models(_state(method, fed), IDS), key=1)
     assert result.outputs["examples"].tolist() == [2, 2, 2]
@@ -86,7 +92,16 @@ def _state(method: fc.FedAvg, fed: fc.Simulator) -> State:
     return method.init(fed, method.local.objective.params(), key=0)
 
 
-def test_a_client_adds_the_mean_over_clients_to_its_own_samples() -> None:
+@pytest.mark.parametrize(
+    ("prior", "expected"), [(PRIOR_SAMPLES, [0.375, -0.375, -0.225]), (1.0, [0.5, -0.5, -0.075])]
+)
+def test_a_client_adds_the_mean_over_clients_to_its_own_samples(
+    prior: float, expected: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tuning helps the first two clients, and is wrong for the third. Two samples of their own
+    count little against 100, and more than one.
+    """
+    monkeypatch.setattr(programs, "PRIOR_SAMPLES", prior)
     fed, layer, method, received = assignment("interpolate")
     served = fed.models_of(received, IDS, layer.program(method), key=1)["weight"][:, 1, 0]
     score = received.models[SCORE][0].double()
@@ -98,12 +113,11 @@ def test_a_client_adds_the_mean_over_clients_to_its_own_samples() -> None:
                 for alpha in (0, 0.25, 0.5, 0.75, 1)
             ]
         )
-        alpha = candidates("interpolate")[int((own + PRIOR_SAMPLES * score).argmax())][0]
+        alpha = candidates("interpolate")[int((own + prior * score).argmax())][0]
         # All samples of a client but the third's have one label; of the third's ten, two have 1.
         step = {0: 0.5, 1: -0.5, 2: -0.3}[client]
         assert float(served[client]) == pytest.approx(alpha * step, abs=1e-6)
-    # Tuning helps the first two. The third's own two samples are against it: ¾ and not 1.
-    assert served.tolist() == pytest.approx([0.5, -0.5, -0.225], abs=1e-6)
+    assert served.tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_neighbors_of_held_out_samples_are_the_others() -> None:

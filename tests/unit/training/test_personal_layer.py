@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -200,7 +200,7 @@ def test_absent_clients_and_rejected_replies(monkeypatch: pytest.MonkeyPatch) ->
         if "score_candidates" not in program.name:
             return map_(self, program, ids, **arguments)
         asked.append(len(ids))
-        self._faults = lambda key, client, reply: (  # type: ignore[assignment]
+        self.faults = lambda key, client, reply: (  # type: ignore[assignment]
             reply
             if client < 3
             else None
@@ -210,7 +210,7 @@ def test_absent_clients_and_rejected_replies(monkeypatch: pytest.MonkeyPatch) ->
         try:
             return map_(self, program, ids, **arguments)
         finally:
-            self._faults = None  # type: ignore[assignment]
+            self.faults = None  # type: ignore[assignment]
 
     monkeypatch.setattr(fc.Simulator, "map", only_the_first)
     result = do("auto")
@@ -239,10 +239,10 @@ def test_other_tasks() -> None:
 
 def test_clients_without_held_out_samples_use_the_shared_model() -> None:
     pairs = [(torch.randn(4, 3), torch.arange(4) % 2) for _ in range(3)]
+    model, x = nn.Linear(3, 2), torch.randn(5, 3)
     for layer in GUARDED:
-        result = do(layer, clients=fc.data.from_arrays(pairs), model=nn.Linear(3, 2))
-        plain = do(clients=fc.data.from_arrays(pairs), model=nn.Linear(3, 2))
-        x = torch.randn(5, 3)
+        result = do(layer, clients=fc.data.from_arrays(pairs), model=model)
+        plain = do(clients=fc.data.from_arrays(pairs), model=model)
         torch.testing.assert_close(
             result.predict(x, 1, kind="probability"), plain.predict(x, 1, kind="probability")
         )
@@ -273,11 +273,13 @@ def test_invalid_settings(changed: dict[str, Any], field: str) -> None:
     assert caught.value.field == field
 
 
-def test_an_exported_group_with_neighbors(tmp_path: Path) -> None:
-    do("knn", out=tmp_path / "run")
-    card = fc.export(tmp_path / "run", tmp_path / "out")
-    assert card
-    folder = next((tmp_path / "out").iterdir())
-    code = (folder / "card.md").read_text() if (folder / "card.md").exists() else ""
-    assert "KNNPer().served_module(model, weights)" in code
-    assert os.listdir(folder)
+def test_an_exported_group_with_neighbors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = do("knn", out=tmp_path / "run")
+    fc.export(tmp_path / "run", tmp_path / "out", ["safetensors"])
+    folder = tmp_path / "out" / "model-3"
+    code = json.loads((folder / "card.json").read_text())["load"]["safetensors"]
+    monkeypatch.chdir(folder)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    x, client = two_classes().x_test[:4], int((result.models.model_ids == 3).nonzero())
+    assert torch.equal(names["model"](x), result.model_of(client)(x))
