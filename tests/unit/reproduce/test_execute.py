@@ -276,10 +276,15 @@ def test_measures_from_a_history() -> None:
     assert measure("megabits_to 70", {}, history) == pytest.approx(2 * 1.5 * 8)
     assert measure("rounds_to 90", {}, history) is None
     assert measure("megabits_to 90", {}, history) is None
-    tuned = [*history, {**history[0], "round": 4, "accuracy": 60.0, "accuracy_tuned": 85.0}]
+    tuned = [*history, {**history[0], "round": 4, "accuracy": 85.0, "accuracy_shared": 60.0}]
     assert measure("rounds_to_tuned 75", {}, tuned) == 4
     assert measure("megabits_to_tuned 75", {}, tuned) == pytest.approx(4 * 1.5 * 8)
     assert measure("rounds_to_tuned 75", {}, history) is None
+    assert measure("rounds_to 82", {}, tuned) is None
+    assert measure("accuracy", tuned[-1], tuned) == 60.0
+    assert measure("accuracy_tuned", tuned[-1], tuned) == 85.0
+    assert measure("accuracy", history[-1], history) == 80.0
+    assert measure("accuracy_tuned", history[-1], history) is None
     assert measure("accuracy_at 2", {}, history) == 70.0
     assert measure("most clusters", {}, history) == 3
     assert measure("ari", {"ari": None}, history) is None

@@ -96,9 +96,10 @@ def test_nodes_evaluate_as_the_simulator_does(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_fine_tuning_is_refused(name: str) -> None:
+    tune = fc.PersonalConfig("finetune")
     with pytest.raises(fc.InvalidInputError) as caught:
-        fc.run(METHODS[name], small_digits(), fc.models.MLP(8), fine_tune_epochs=1, **SETTINGS)
-    assert caught.value.field == "run.fine_tune_epochs"
+        fc.run(METHODS[name], small_digits(), fc.models.MLP(8), personal=tune, **SETTINGS)
+    assert caught.value.field == "personal.layer"
 
 
 @pytest.mark.parametrize("name", METHODS)
