@@ -47,12 +47,12 @@ def kept(run: Any, name: str) -> list[float]:
     return values.flatten().tolist()
 
 
-def ten_samples(*targets: tuple[float, float]) -> Clients:
-    """Clients with ten samples x = 1: the target of the held-out ones, and that of the others."""
-    held_out = torch.arange(10) % 5 == 4
+def samples_of(count: int, *targets: tuple[float, float]) -> Clients:
+    """Clients with that many samples x = 1: the target of the held-out ones, and of the others."""
+    held_out = torch.arange(count) % 5 == 4
     return from_arrays(
         [
-            (torch.ones(10, 1), torch.where(held_out, float(own), float(other)))
+            (torch.ones(count, 1), torch.where(held_out, float(own), float(other)))
             for own, other in targets
         ]
     )
@@ -76,7 +76,7 @@ def test_fine_tuning_takes_the_share_that_held_out_samples_prefer(case: Any) -> 
     # From 0 the step on the samples that are not held out goes to 0.4. Held-out targets: 2 prefers
     # the whole step, 0 none, 0.1 a quarter of it. Then the client tunes on all samples: the mean
     # target of the last two is 1.6 and 1.62, the step 0.2 times that.
-    run = case(FedAvgFineTune(fine_tune_epochs=1), clients=ten_samples((2, 2), (0, 2), (0.1, 2)))
+    run = case(FedAvgFineTune(fine_tune_epochs=1), clients=samples_of(10, (2, 2), (0, 2), (0.1, 2)))
     assert used(run) == numbers(0.4, 0.0, 0.25 * 0.2 * 1.62)
 
 
@@ -90,12 +90,16 @@ def test_fedper_averages_the_body_and_keeps_the_heads(case: Any) -> None:
     assert (run.fed.traffic.up, run.fed.traffic.down) == (3 * 4, 3 * 4)
 
 
-def test_fedrep_trains_the_head_first_and_then_the_body_with_that_head(case: Any) -> None:
-    run = case(FedRep(head_epochs=1, final_head_epochs=0), layers=2)
+@pytest.mark.parametrize(("weights", "n"), [("clients", (1, 1, 1)), ("examples", (1, 2, 3))])
+def test_fedrep_trains_the_head_first_and_then_the_body_with_that_head(
+    case: Any, weights: Any, n: tuple[int, int, int]
+) -> None:
+    run = case(FedRep(head_epochs=1, final_head_epochs=0, weights=weights), layers=2)
     run.round(0, 1, 2)
     # Head, with a = 1: b = 1.2, 1.6, 1.4. Body, with that b: residuals -0.8, -2.4, -0.2;
     # da = 2 r b x = -1.92, -7.68, -1.12: a = 1.192, 1.768, 1.112
-    a = (1.192 + 2 * 1.768 + 3 * 1.112) / 6
+    a = (n[0] * 1.192 + n[1] * 1.768 + n[2] * 1.112) / sum(n)
+    assert FedRep().weights == "clients"  # the paper's
     assert kept(run, "1.weight") == numbers(1.2, 1.6, 1.4)
     assert run.served() == numbers(a, a, a)
     assert used(run, "1.weight") == numbers(1.2, 1.6, 1.4)
@@ -156,6 +160,13 @@ def test_ditto_pulls_the_own_model_to_the_model_that_was_sent(case: Any) -> None
     assert run.served() == numbers(1.4, 1.4, 1.4)
 
 
+def test_ditto_with_equal_weights(case: Any) -> None:
+    run = case(Ditto(lam=0.5, weights="clients"))
+    run.round(0, 1, 2)
+    assert run.served() == numbers(0.8, 0.8, 0.8)
+    assert kept(run, "own/0.weight") == numbers(0.4, 0.8, 1.2)
+
+
 def test_ditto_serves_the_shared_model_to_a_client_that_never_trained(case: Any) -> None:
     run = case(Ditto(lam=0.5), absent=[2])
     run.round(0, 2)
@@ -171,19 +182,24 @@ def test_ditto_takes_lambda_1_with_few_samples(case: Any) -> None:
     assert kept(run, "own/0.weight")[0] == pytest.approx(0.4 + 0.32 - 0.1 * (0.4 - G), abs=1e-6)
 
 
-def test_ditto_chooses_lambda_by_held_out_samples(case: Any) -> None:
-    # Client 0 has the target 2, with held-out targets of 2 or of 0.4; client 1 has 4. Round 1: w =
-    # v = 0.2 · (mean target). Round 2: a smaller pull is worse for client 0 if w is above v and
-    # held-out samples want a larger number, and better if they want a smaller one.
-    for held_out, chosen in ((2.0, 2.0), (0.4, 0.1)):
-        run = case(Ditto(), clients=ten_samples((held_out, 2), (4, 4)))
+def test_ditto_chooses_lambda_by_samples_that_the_own_model_never_trains_on(case: Any) -> None:
+    # Client 0 has the target 2, with held-out targets of 2 or of 0.4; client 1 has 4. v trains on
+    # the target 2 alone, in all rounds; w on all samples, as in FedAvg. Round 1, from v = w = 0:
+    # v = 0.4, w = 0.2 · (mean target). Round 2: w is above v, so a large pull is better if
+    # held-out samples want a large number, and worse if they want a small one.
+    # With 15 samples only three are held out, and λ is 1.
+    for count, held_out, chosen in ((20, 2.0, 2.0), (20, 0.4, 0.1), (15, 2.0, 1.0)):
+        clients = samples_of(count, (held_out, 2), (4, 4))
+        run = case(Ditto(), clients=clients, batch_size=20)
         run.round(0, 1)
         mean = 0.8 * 2 + 0.2 * held_out
-        v, w = 0.2 * mean, 0.1 * (mean + 4)
-        assert kept(run, "own/0.weight") == numbers(v, 0.8)
+        w = 0.1 * (mean + 4)
+        assert kept(run, "own/0.weight") == numbers(0.4, 0.8)
+        assert run.served() == numbers(w, w)
         run.round(0)
-        after = v - 0.1 * (2 * (v - mean) + chosen * (v - w))
+        after = 0.4 - 0.1 * (2 * (0.4 - 2) + chosen * (0.4 - w))
         assert kept(run, "own/0.weight")[0] == pytest.approx(after, abs=1e-6)
+        assert run.served()[0] == pytest.approx(w + 0.2 * (mean - w), abs=1e-6)
 
 
 def test_apfl_trains_the_own_model_and_its_share_at_the_mixture(case: Any) -> None:
@@ -262,8 +278,10 @@ def test_fedala_is_fedavg_for_clients_that_never_trained(case: Any) -> None:
         (lambda: FedAvgFineTune(alpha=1.5), "method.alpha"),
         (lambda: FedAvgFineTune(fine_tune_epochs=0), "method.fine_tune_epochs"),
         (lambda: FedRep(head_epochs=0), "method.head_epochs"),
+        (lambda: FedRep(weights="equal"), "method.weights"),
         (lambda: FedBABU(fine_tune="body"), "method.fine_tune"),
         (lambda: Ditto(lam=-1.0), "method.lam"),
+        (lambda: Ditto(weights="equal"), "method.weights"),
         (lambda: APFL(alpha=-0.1), "method.alpha"),
         (lambda: FedALA(rate=0.0), "method.rate"),
         (lambda: FedALA(first_passes=0), "method.first_passes"),

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedclade.core.federation import Federation
-from fedclade.core.functional_model import Batch
+from fedclade.core.functional_model import Batch, Objective
 from fedclade.core.local_sgd import initial_optimizer_state, optimizer_step, per_client, sgd
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.method_state import State
 from fedclade.core.program import AnyProgram, Program, chain, natively_batched
 from fedclade.core.program_serialization import serializable_program
-from fedclade.core.pytree import Tree, add_prefix, strip_prefix, tree_map
+from fedclade.core.pytree import Tree, add_prefix, stack, strip_prefix, tree_map
 from fedclade.errors import require
-from fedclade.methods.base import Needs
+from fedclade.methods.base import Needs, check_choices
 from fedclade.methods.fedavg import FedAvg, fedavg_round
 from fedclade.programs.held_out import least_loss
 from fedclade.programs.own_model import (
@@ -30,27 +30,25 @@ from fedclade.programs.own_model import (
 
 LAMBDAS = (0.1, 1.0, 2.0)
 FEW = 1  # the place of λ = 1, which clients with few samples take
+MIN_HELD_OUT = 4  # with fewer samples held out, λ is 1, as in the paper
 
 
 @serializable_program
 def ditto(local: LocalTraining, lam: float | None) -> AnyProgram:
-    """Trains the shared model w and the client's own model v in the same batches. v stays in the
-    client's state; the reply is w.
+    """Trains the shared model w and the client's own model v. v stays in the client's state; the
+    reply is w.
 
     Args:
         local: the objective and the settings of SGD.
-        lam: λ; None: the client chooses it from `LAMBDAS` by its held-out samples.
+        lam: λ; None: the client chooses it from `LAMBDAS` by its held-out samples, on which v is
+            never trained. (If v had seen them in an earlier round, the smallest λ would win.)
     """
     if lam is not None:
         return _train_both(local, lam)
-    choose = chain(
-        _candidates(local),
-        least_loss(local.objective, LAMBDAS, default=FEW),
-        lambda _, params, candidates: (candidates, {}),
+    own = chain(
+        _candidates(local), _keep_best(local.objective), lambda _, params, models: (models, {})
     )
-    return chain(
-        choose, _train_both(local, None), lambda _, w, reply: (w | {"lambda": reply["chosen"]}, {})
-    )
+    return chain(own, sgd(local), lambda _, w, reply: (w, {}))
 
 
 def _own_step(
@@ -102,16 +100,32 @@ def _candidates(local: LocalTraining) -> Program:
     return replace(train, start=start, step=step, finish=finish, name="ditto_candidates")
 
 
-def _train_both(local: LocalTraining, lam: float | None) -> Program:
-    """Trains w and v. λ is `lam`, or in the parameters if it is None."""
+def _keep_best(objective: Objective) -> Program:
+    """Of the models in the parameters, the one with the least loss on the held-out samples becomes
+    the client's own.
+    """
+    numbers = range(len(LAMBDAS))
+    choose = least_loss(objective, tuple(numbers), default=FEW)
+
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree]:
+        chosen = choose.finish(broadcast, const, carry)[0]["chosen"]
+        best = torch.where(carry["examples"] >= MIN_HELD_OUT, chosen, FEW)[None]
+        models = stack([strip_prefix(str(number), const) for number in numbers])
+        v = tree_map(lambda value: value.index_select(0, best)[0], models)
+        return {}, trained_client_state(v, carry["examples"])
+
+    return replace(choose, finish=finish, name="keep_best")
+
+
+def _train_both(local: LocalTraining, lam: float) -> Program:
+    """Trains w and v in the same batches."""
     train = sgd(local)
 
     @natively_batched
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        w = {name: value for name, value in params.items() if name != "lambda"}
         v = strip_prefix(OWN, memory)
-        carry = add_prefix("w", tree_map(torch.clone, w)) | add_prefix("v", v)
-        carry |= add_prefix("optimizer", initial_optimizer_state(local, w))
+        carry = add_prefix("w", tree_map(torch.clone, params)) | add_prefix("v", v)
+        carry |= add_prefix("optimizer", initial_optimizer_state(local, params))
         carry |= add_prefix("own_optimizer", initial_optimizer_state(local, v))
         return params | {TRAINED: memory[TRAINED]}, carry
 
@@ -123,7 +137,7 @@ def _train_both(local: LocalTraining, lam: float | None) -> Program:
             strip_prefix("v", carry),
             strip_prefix("own_optimizer", carry),
             const,
-            const["lambda"] if lam is None else broadcast["lambda"],
+            broadcast["lambda"],
             batch,
             lr,
         )
@@ -149,7 +163,7 @@ def _train_both(local: LocalTraining, lam: float | None) -> Program:
         finish=finish,
         name="ditto",
         rng_stream="sgd",
-        hyperparams={**train.hyperparams, **({} if lam is None else {"lambda": lam})},
+        hyperparams={**train.hyperparams, "lambda": lam},
     )
 
 
@@ -160,13 +174,18 @@ class Ditto(FedAvg):
     η (∇F_k(v_k) + λ (v_k - w^t)). v_k starts at the initial model, never leaves the client, and is
     what the client uses. λ = 0 is Local; a large λ keeps v_k at w.
 
-    By default each client chooses λ from the paper's 0.1, 1 and 2 in every round: it trains v_k
-    with each of them on four fifths of its training samples, and takes the one with the least loss
-    on the last fifth; then it trains on all of them. A client with fewer than five samples takes
-    λ = 1. A client that never trained uses w.
+    By default each client chooses λ from the paper's 0.1, 1 and 2 in every round. Every fifth of its
+    training samples is held out: v_k is never trained on it. v_k is trained with each λ on the
+    others, and the model with the least loss on the held-out samples is kept. A client with fewer
+    than four samples held out takes λ = 1, as in the paper. w is trained on all samples. A client
+    that never trained uses w.
+
+    The mean of the clients' models w is weighted by examples, as in FedAvg, or has equal weights,
+    as in the paper and the authors' code (`weights = "clients"`).
 
     Args:
         lam: λ for all clients; None: each client chooses it.
+        weights: the weights of the mean of the clients' w: "examples" or "clients".
     """
 
     name: ClassVar[str] = "ditto"
@@ -177,8 +196,10 @@ class Ditto(FedAvg):
     server_visibility: ClassVar[Needs] = "sum"
 
     lam: float | None = None
+    weights: Literal["examples", "clients"] = "examples"
 
     def __post_init__(self) -> None:
+        check_choices(self)
         require(
             self.lam is None or self.lam >= 0,
             "method.lam",
@@ -193,7 +214,8 @@ class Ditto(FedAvg):
         return untrained_client_state(params)
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
-        return fedavg_round(fed, ditto(self.local, self.lam), state, cohort, key)
+        train = ditto(self.local, self.lam)
+        return fedavg_round(fed, train, state, cohort, key, weights=self.weights)
 
     def personalization_program(self) -> Program:
         return serve_own_model()
