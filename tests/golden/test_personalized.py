@@ -220,6 +220,61 @@ def test_apfl_trains_the_own_model_and_its_share_at_the_mixture(case: Any) -> No
     assert used(run)[0] == pytest.approx(0.432 * 0.37 + 0.568 * 0.72, abs=1e-6)
 
 
+def test_apfl_moves_its_share_in_every_batch(case: Any) -> None:
+    run = case(APFL(alpha=0.5), epochs=2)
+    run.round(0)
+    # The two steps of the test before, in one round.
+    assert kept(run, "own/0.weight")[0] == pytest.approx(0.37, abs=1e-6)
+    assert kept(run, "alpha")[0] == pytest.approx(0.432, abs=1e-6)
+    assert APFL().alpha == 0.5  # the authors' default; 1 would be Local
+
+
+def test_apfl_trains_both_models_with_momentum_and_weight_decay(case: Any) -> None:
+    run = case(APFL(alpha=0.5), epochs=2, momentum=0.5, weight_decay=0.25)
+    run.round(0)
+    # First batch: w = 0.4, v = 0.2, velocities -4 and -2. The second, at 0.3: gradient -3.4.
+    velocity_of_v = 0.5 * -2 + 0.5 * -3.4 + 0.25 * 0.2
+    velocity_of_w = 0.5 * -4 + 2 * (0.4 - 2) + 0.25 * 0.4
+    assert kept(run, "own/0.weight")[0] == pytest.approx(0.2 - 0.1 * velocity_of_v, abs=1e-6)
+    assert run.served()[0] == pytest.approx(0.4 - 0.1 * velocity_of_w, abs=1e-6)
+    assert kept(run, "alpha")[0] == pytest.approx(0.432, abs=1e-6)
+
+
+def test_apfl_clips_the_gradients_of_both_models(case: Any) -> None:
+    run = case(APFL(alpha=0.5), clip_norm=1.0)
+    run.round(0)
+    assert kept(run, "own/0.weight")[0] == pytest.approx(0.1, abs=1e-6)
+    assert run.served()[0] == pytest.approx(0.1, abs=1e-6)
+
+
+def test_apfl_with_outputs_mixed_as_in_the_authors_code(case: Any) -> None:
+    run = case(APFL(alpha=0.5, mix="outputs"), epochs=2)
+    run.round(0)
+    # First batch: w = 0.4. The output is 0.5 · 0 + 0.5 · 0.4 = 0.2, so dL/doutput = -3.6, and -1.8
+    # by v and by w: v = 0.18. The share: 0.5 - 0.1 ((0.18 - 0.4) (-1.8) + 0.02 · 0.5) = 0.4594.
+    v, w, share = 0.18, 0.4, 0.5 - 0.1 * (0.22 * 1.8 + 0.01)
+    # Second batch: w = 0.72, then a step of v. The share moves in the first batch only.
+    w += 0.1 * 2 * (2 - w)
+    v += 0.1 * share * 2 * (2 - share * v - (1 - share) * w)
+    assert kept(run, "own/0.weight") == numbers(v, 0, 0)
+    assert kept(run, "alpha") == numbers(share, 0.5, 0.5)
+    # Both models and the share of client 0; the others never trained and use w.
+    assert used(run, "own.0.weight") == numbers(v, 0, 0)
+    assert used(run, "shared.0.weight") == numbers(w, w, w)
+    assert used(run, "alpha") == numbers(share, 0, 0)
+
+
+def test_apfl_mixes_outputs_not_weights_by_option() -> None:
+    layers = torch.nn.Sequential(*(torch.nn.Linear(1, 1, bias=False) for _ in range(2)))
+    weights = {"alpha": torch.tensor(0.25)}
+    for name, value in (("own", 1.0), ("shared", 3.0)):
+        weights |= {f"{name}.{layer}.weight": torch.full((1, 1), value) for layer in (0, 1)}
+    mixture = APFL(mix="outputs").served_module(layers, weights)
+    mixture.load_state_dict(weights)
+    # 0.25 · 1 + 0.75 · 9; the mean of the weights, 2.5, would give 6.25.
+    assert float(mixture(torch.ones(1, 1)).detach()) == 7.0
+
+
 def test_apfl_with_the_share_0_is_fedavg(case: Any) -> None:
     run = case(APFL(alpha=0.0))
     run.round(0, 1, 2)
@@ -283,6 +338,7 @@ def test_fedala_is_fedavg_for_clients_that_never_trained(case: Any) -> None:
         (lambda: Ditto(lam=-1.0), "method.lam"),
         (lambda: Ditto(weights="equal"), "method.weights"),
         (lambda: APFL(alpha=-0.1), "method.alpha"),
+        (lambda: APFL(mix="models"), "method.mix"),
         (lambda: FedALA(rate=0.0), "method.rate"),
         (lambda: FedALA(first_passes=0), "method.first_passes"),
     ],

@@ -174,8 +174,8 @@ class Ditto(FedAvg):
     η (∇F_k(v_k) + λ (v_k - w^t)). v_k starts at the initial model, never leaves the client, and is
     what the client uses. λ = 0 is Local; a large λ keeps v_k at w.
 
-    By default each client chooses λ from the paper's 0.1, 1 and 2 in every round. Every fifth of its
-    training samples is held out: v_k is never trained on it. v_k is trained with each λ on the
+    By default each client chooses λ from the paper's 0.1, 1 and 2 in every round. Every fifth of
+    its training samples is held out: v_k is never trained on it. v_k is trained with each λ on the
     others, and the model with the least loss on the held-out samples is kept. A client with fewer
     than four samples held out takes λ = 1, as in the paper. w is trained on all samples. A client
     that never trained uses w.
