@@ -22,6 +22,8 @@ from fedclade import (
     FedRep,
     InvalidInputError,
 )
+from fedclade.core import LocalTraining
+from fedclade.core.functional_model import Objective
 from fedclade.data import Clients, from_arrays
 
 G = 14 / 15
@@ -321,6 +323,31 @@ def test_fedala_learns_longer_the_first_time_only(case: Any) -> None:
     )
 
 
+def test_fedala_learns_from_a_random_part_of_the_samples(case: Any) -> None:
+    # With lr = 0 the model stays at θ = 0. The own model is set to 1, so θ - θ_i = -1, θ̂ = 1 - W
+    # = 0, and W moves by rate · mean of 2 (0 - y) over the samples read. The targets are powers of
+    # 2: their sum tells which samples were read.
+    targets = [2.0**place for place in range(10)]
+    clients = from_arrays([(torch.ones(10, 1), torch.tensor(targets)) for _ in range(2)])
+    parts = []
+    for cohort in ((0,), (0, 1)):  # other draws
+        run = case(FedALA(rate=1e-4, first_passes=1), clients=clients, lr=0.0)
+        run.round(0)
+        state = run.fed.client_state.read(torch.tensor([0]))
+        run.fed.client_state.write(torch.tensor([0]), state | {"own/0.weight": torch.ones(1, 1, 1)})
+        run.round(*cohort)
+        total = round((1 - kept(run, "shares/0.weight")[0]) / 1e-4 * 8 / 2)
+        parts.append([place for place in range(10) if total >> place & 1])
+    assert [len(part) for part in parts] == [8, 8]  # four fifths
+    assert parts[0] != parts[1]
+
+
+def test_fedala_mixes_the_weight_and_the_bias_of_the_last_layer() -> None:
+    layers = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.Linear(2, 2))
+    method = FedALA().with_local_config(LocalTraining(Objective(layers)))
+    assert method.top_params() == ("1.weight", "1.bias")
+
+
 def test_fedala_is_fedavg_for_clients_that_never_trained(case: Any) -> None:
     run = case(FedALA())
     run.round(0)
@@ -340,6 +367,7 @@ def test_fedala_is_fedavg_for_clients_that_never_trained(case: Any) -> None:
         (lambda: APFL(alpha=-0.1), "method.alpha"),
         (lambda: APFL(mix="models"), "method.mix"),
         (lambda: FedALA(rate=0.0), "method.rate"),
+        (lambda: FedALA(sample_share=0.0), "method.sample_share"),
         (lambda: FedALA(first_passes=0), "method.first_passes"),
     ],
 )

@@ -27,6 +27,19 @@ def fedavg_round(
     local_params: tuple[str, ...] = (),
     weights: Literal["examples", "clients"] = "examples",
 ) -> S:
+    """The state after `fedavg_step`."""
+    return fedavg_step(fed, train, state, cohort, key, local_params, weights)[0]
+
+
+def fedavg_step(
+    fed: Federation,
+    train: AnyProgram,
+    state: S,
+    cohort: Tensor,
+    key: int,
+    local_params: tuple[str, ...] = (),
+    weights: Literal["examples", "clients"] = "examples",
+) -> tuple[S, Tensor]:
     """One round of FedAvg inside each cluster: the new model of a cluster is the mean of its
     clients' trained weights, or what the server's optimizer makes of it.
 
@@ -38,6 +51,9 @@ def fedavg_round(
         key: the randomness of the round.
         local_params: names of parameters that are in the clients' state instead of the models.
         weights: "examples" weights clients by their examples, "clients" all alike.
+
+    Returns:
+        The state after the round, and the ids of the clients that replied.
     """
     clusters = state.cluster_ids[cohort]
     sizes = fed.sizes[cohort]
@@ -54,7 +70,7 @@ def fedavg_round(
         ),
     )
     means = weighted_mean(results.sums, results.total_weight, fallback=state.models)
-    return update_models(fed, state, means)
+    return update_models(fed, state, means), results.ids
 
 
 @dataclass(frozen=True)
