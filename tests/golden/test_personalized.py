@@ -162,6 +162,22 @@ def test_ditto_pulls_the_own_model_to_the_model_that_was_sent(case: Any) -> None
     assert run.served() == numbers(1.4, 1.4, 1.4)
 
 
+def test_ditto_pulls_to_the_start_of_the_round_while_the_shared_model_moves(case: Any) -> None:
+    run = case(Ditto(lam=0.5), epochs=2)
+    run.round(0)
+    # After the first batch w = v = 0.4; w goes on to 0.72, and v is pulled to 0, not to 0.4.
+    assert run.served()[0] == pytest.approx(0.72, abs=1e-6)
+    assert kept(run, "own/0.weight")[0] == pytest.approx(0.72 - 0.1 * 0.5 * 0.4, abs=1e-6)
+
+
+def test_ditto_uses_the_own_model_also_where_the_shared_one_is_better(case: Any) -> None:
+    # After one round of all, g fits client 0 (target 2) better than v = 0.4 does.
+    run = case(Ditto(lam=0.5))
+    run.round(0, 1, 2)
+    assert abs(G - 2) < abs(0.4 - 2)
+    assert used(run) == numbers(0.4, 0.8, 1.2)
+
+
 def test_ditto_with_equal_weights(case: Any) -> None:
     run = case(Ditto(lam=0.5, weights="clients"))
     run.round(0, 1, 2)
@@ -184,22 +200,24 @@ def test_ditto_takes_lambda_1_with_few_samples(case: Any) -> None:
     assert kept(run, "own/0.weight")[0] == pytest.approx(0.4 + 0.32 - 0.1 * (0.4 - G), abs=1e-6)
 
 
-def test_ditto_chooses_lambda_by_samples_that_the_own_model_never_trains_on(case: Any) -> None:
-    # Client 0 has the target 2, with held-out targets of 2 or of 0.4; client 1 has 4. v trains on
-    # the target 2 alone, in all rounds; w on all samples, as in FedAvg. Round 1, from v = w = 0:
-    # v = 0.4, w = 0.2 · (mean target). Round 2: w is above v, so a large pull is better if
-    # held-out samples want a large number, and worse if they want a small one.
-    # With 15 samples only three are held out, and λ is 1.
+def test_ditto_chooses_lambda_with_a_model_that_never_saw_the_held_out_samples(case: Any) -> None:
+    # Client 0 has the target 2, with held-out targets of 2 or of 0.4; client 1 has 4. The second
+    # model trains on the target 2 alone, in all rounds. Round 1, from 0: it is 0.4, and v and w are
+    # 0.2 · (mean target). Round 2: w is above it, so a large pull is better if held-out samples
+    # want a large number, and worse if they want a small one. With 15 samples only three are held
+    # out, and λ is 1.
     for count, held_out, chosen in ((20, 2.0, 2.0), (20, 0.4, 0.1), (15, 2.0, 1.0)):
         clients = samples_of(count, (held_out, 2), (4, 4))
         run = case(Ditto(), clients=clients, batch_size=20)
         run.round(0, 1)
         mean = 0.8 * 2 + 0.2 * held_out
-        w = 0.1 * (mean + 4)
-        assert kept(run, "own/0.weight") == numbers(0.4, 0.8)
-        assert run.served() == numbers(w, w)
+        v, w = 0.2 * mean, 0.1 * (mean + 4)
+        assert kept(run, "fit/0.weight") == numbers(0.4, 0.8)
+        assert kept(run, "own/0.weight") == numbers(v, 0.8)
         run.round(0)
-        after = 0.4 - 0.1 * (2 * (0.4 - 2) + chosen * (0.4 - w))
+        second = 0.4 - 0.1 * (2 * (0.4 - 2) + chosen * (0.4 - w))
+        after = v - 0.1 * (2 * (v - mean) + chosen * (v - w))
+        assert kept(run, "fit/0.weight")[0] == pytest.approx(second, abs=1e-6)
         assert kept(run, "own/0.weight")[0] == pytest.approx(after, abs=1e-6)
         assert run.served()[0] == pytest.approx(w + 0.2 * (mean - w), abs=1e-6)
 
@@ -264,6 +282,19 @@ def test_apfl_with_outputs_mixed_as_in_the_authors_code(case: Any) -> None:
     assert used(run, "own.0.weight") == numbers(v, 0, 0)
     assert used(run, "shared.0.weight") == numbers(w, w, w)
     assert used(run, "alpha") == numbers(share, 0, 0)
+
+
+def test_apfl_trains_at_the_mixture_of_outputs_by_option(case: Any) -> None:
+    run = case(APFL(mix="outputs"), layers=2)
+    run.round(0)
+    # w: residual -1, so a = b = 1.2. The outputs are 1 and 1.44, their mean 1.22 (of the weights:
+    # 1.21), dL/doutput = -1.56; by v 0.5 · -1.56 · 1, by w 0.5 · -1.56 · 1.2.
+    v, of_v, of_w = 1 + 0.1 * 0.78, -0.78, -0.936
+    slope = 2 * (v - 1.2) * 0.5 * (of_v + of_w) + 0.02 * 0.5
+    assert kept(run, "own/0.weight")[0] == pytest.approx(v, abs=1e-6)
+    assert kept(run, "own/1.weight")[0] == pytest.approx(v, abs=1e-6)
+    assert kept(run, "alpha")[0] == pytest.approx(0.5 - 0.1 * slope, abs=1e-6)
+    assert used(run, "shared.0.weight")[0] == pytest.approx(1.2, abs=1e-6)
 
 
 def test_apfl_mixes_outputs_not_weights_by_option() -> None:

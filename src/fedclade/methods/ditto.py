@@ -28,27 +28,33 @@ from fedclade.programs.own_model import (
     untrained_client_state,
 )
 
+FIT = "fit"
+"""The prefix of the client's second model in its state, which chooses λ."""
+
 LAMBDAS = (0.1, 1.0, 2.0)
 FEW = 1  # the place of λ = 1, which clients with few samples take
-MIN_HELD_OUT = 4  # with fewer samples held out, λ is 1, as in the paper
+MIN_HELD_OUT = 4  # with fewer samples held out, λ is 1
 
 
 @serializable_program
 def ditto(local: LocalTraining, lam: float | None) -> AnyProgram:
-    """Trains the shared model w and the client's own model v. v stays in the client's state; the
-    reply is w.
+    """Trains the shared model w and the client's own model v in the same batches. v stays in the
+    client's state; the reply is w.
 
     Args:
         local: the objective and the settings of SGD.
-        lam: λ; None: the client chooses it from `LAMBDAS` by its held-out samples, on which v is
-            never trained. (If v had seen them in an earlier round, the smallest λ would win.)
+        lam: λ; None: the client chooses it from `LAMBDAS` by its held-out samples, with a second
+            model of its own that was never trained on them. (v has seen them in earlier rounds, so
+            with v the smallest λ would win.)
     """
     if lam is not None:
         return _train_both(local, lam)
-    own = chain(
+    choose = chain(
         _candidates(local), _keep_best(local.objective), lambda _, params, models: (models, {})
     )
-    return chain(own, sgd(local), lambda _, w, reply: (w, {}))
+    return chain(
+        choose, _train_both(local, None), lambda _, w, reply: (w | {"lambda": reply["lambda"]}, {})
+    )
 
 
 def _own_step(
@@ -62,12 +68,14 @@ def _own_step(
 
 
 def _candidates(local: LocalTraining) -> Program:
-    """Trains v with each λ on the samples that are not held out. The reply has the models."""
+    """Trains the client's second model with each λ on the samples that are not held out. The reply
+    has the models.
+    """
     train = sgd(local, part="fit", stream="ditto_fit")
 
     @natively_batched
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        v = strip_prefix(OWN, memory)
+        v = strip_prefix(FIT, memory)
         carry: Tree = {}
         for number in range(len(LAMBDAS)):
             carry |= add_prefix(f"{number}/v", tree_map(torch.clone, v))
@@ -102,32 +110,40 @@ def _candidates(local: LocalTraining) -> Program:
 
 def _keep_best(objective: Objective) -> Program:
     """Of the models in the parameters, the one with the least loss on the held-out samples becomes
-    the client's own.
+    the client's second model. The reply is its λ.
     """
     numbers = range(len(LAMBDAS))
     choose = least_loss(objective, tuple(numbers), default=FEW)
+
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        const, carry = choose.start(broadcast, params, memory)
+        return const | memory, carry
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree]:
         chosen = choose.finish(broadcast, const, carry)[0]["chosen"]
         best = torch.where(carry["examples"] >= MIN_HELD_OUT, chosen, FEW)[None]
         models = stack([strip_prefix(str(number), const) for number in numbers])
-        v = tree_map(lambda value: value.index_select(0, best)[0], models)
-        return {}, trained_client_state(v, carry["examples"])
+        fit = tree_map(lambda value: value.index_select(0, best)[0], models)
+        own = add_prefix(OWN, strip_prefix(OWN, const)) | {TRAINED: const[TRAINED]}
+        values = torch.tensor(LAMBDAS, device=best.device)
+        return {"lambda": values.index_select(0, best)[0]}, own | add_prefix(FIT, fit)
 
-    return replace(choose, finish=finish, name="keep_best")
+    return replace(choose, start=start, finish=finish, name="keep_best")
 
 
-def _train_both(local: LocalTraining, lam: float) -> Program:
-    """Trains w and v in the same batches."""
+def _train_both(local: LocalTraining, lam: float | None) -> Program:
+    """Trains w and v in the same batches. λ is `lam`, or in the parameters if it is None."""
     train = sgd(local)
 
     @natively_batched
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        w = {name: value for name, value in params.items() if name != "lambda"}
         v = strip_prefix(OWN, memory)
-        carry = add_prefix("w", tree_map(torch.clone, params)) | add_prefix("v", v)
-        carry |= add_prefix("optimizer", initial_optimizer_state(local, params))
+        carry = add_prefix("w", tree_map(torch.clone, w)) | add_prefix("v", v)
+        carry |= add_prefix("optimizer", initial_optimizer_state(local, w))
         carry |= add_prefix("own_optimizer", initial_optimizer_state(local, v))
-        return params | {TRAINED: memory[TRAINED]}, carry
+        fit = add_prefix(FIT, strip_prefix(FIT, memory))
+        return params | fit | {TRAINED: memory[TRAINED]}, carry
 
     @natively_batched
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
@@ -137,7 +153,7 @@ def _train_both(local: LocalTraining, lam: float) -> Program:
             strip_prefix("v", carry),
             strip_prefix("own_optimizer", carry),
             const,
-            broadcast["lambda"],
+            const["lambda"] if lam is None else broadcast["lambda"],
             batch,
             lr,
         )
@@ -154,7 +170,7 @@ def _train_both(local: LocalTraining, lam: float) -> Program:
     @natively_batched
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree]:
         own = trained_client_state(strip_prefix("v", carry), const[TRAINED])
-        return strip_prefix("w", carry), own
+        return strip_prefix("w", carry), own | add_prefix(FIT, strip_prefix(FIT, const))
 
     return replace(
         train,
@@ -163,7 +179,7 @@ def _train_both(local: LocalTraining, lam: float) -> Program:
         finish=finish,
         name="ditto",
         rng_stream="sgd",
-        hyperparams={**train.hyperparams, "lambda": lam},
+        hyperparams={**train.hyperparams, **({} if lam is None else {"lambda": lam})},
     )
 
 
@@ -174,11 +190,11 @@ class Ditto(FedAvg):
     η (∇F_k(v_k) + λ (v_k - w^t)). v_k starts at the initial model, never leaves the client, and is
     what the client uses. λ = 0 is Local; a large λ keeps v_k at w.
 
-    By default each client chooses λ from the paper's 0.1, 1 and 2 in every round. Every fifth of
-    its training samples is held out: v_k is never trained on it. v_k is trained with each λ on the
-    others, and the model with the least loss on the held-out samples is kept. A client with fewer
-    than four samples held out takes λ = 1, as in the paper. w is trained on all samples. A client
-    that never trained uses w.
+    By default each client chooses λ from the paper's 0.1, 1 and 2 in every round, by every fifth of
+    its training samples. v_k has seen these samples in earlier rounds. So the client has a second
+    model, which is never trained on them: it trains it with each λ on the other samples, keeps the
+    result with the least loss on these, and trains v_k with its λ on all. A client with fewer than
+    four such samples takes λ = 1, as in the paper. A client that never trained uses w.
 
     The mean of the clients' models w is weighted by examples, as in FedAvg, or has equal weights,
     as in the paper and the authors' code (`weights = "clients"`).
@@ -211,7 +227,8 @@ class Ditto(FedAvg):
         return "has a whole model of its own for each client"
 
     def initial_client_state(self, params: Tree) -> Tree:
-        return untrained_client_state(params)
+        second = {} if self.lam is not None else add_prefix(FIT, params)
+        return untrained_client_state(params) | second
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         train = ditto(self.local, self.lam)
