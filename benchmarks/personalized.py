@@ -3,8 +3,9 @@
 python benchmarks/personalized.py --data-root FOLDER [--methods ditto fedrep]
     [--out results/methods/personalized.json]
 
-With --methods the rows of other methods stay as they are. 10 clients in a round, 20 rounds, one epoch, MLP(64), lr 0.05, batches of 32, one seed, every method
-with its default settings. It takes about ten minutes on one core. FOLDER has mnist.npz.
+10 clients in a round, 20 rounds, one epoch, MLP(64), lr 0.05, batches of 32, one seed, every method
+with its default settings. It takes about ten minutes on one core. FOLDER has mnist.npz. With
+--methods the rows of other methods stay as they are.
 """
 
 from __future__ import annotations

@@ -92,6 +92,13 @@ def test_fedper_averages_the_body_and_keeps_the_heads(case: Any) -> None:
     assert (run.fed.traffic.up, run.fed.traffic.down) == (3 * 4, 3 * 4)
 
 
+def test_fedper_gives_a_client_that_never_trained_the_body_and_the_initial_head(case: Any) -> None:
+    run = case(FedPer(), layers=2)
+    run.round(0)
+    assert used(run, "0.weight") == numbers(1.2, 1.2, 1.2)
+    assert used(run, "1.weight") == numbers(1.2, 1, 1)
+
+
 @pytest.mark.parametrize(("weights", "n"), [("clients", (1, 1, 1)), ("examples", (1, 2, 3))])
 def test_fedrep_trains_the_head_first_and_then_the_body_with_that_head(
     case: Any, weights: Any, n: tuple[int, int, int]
