@@ -149,7 +149,15 @@ def compared(rows: list[dict[str, Any]], data: str, federation: str) -> Iterable
     """The methods that are measured on a federation."""
     also = [] if federation in FEDERATIONS else ["lg_fedavg", "ditto", "scaffold"]
     strongest = rivals(rows, federation) if federation in FEDERATIONS else []
-    names = ["clade", "clade_groups", "oracle", "fedavg", "fedavg+server", "local", "fedavg_finetune"]
+    names = [
+        "clade",
+        "clade_groups",
+        "oracle",
+        "fedavg",
+        "fedavg+server",
+        "local",
+        "fedavg_finetune",
+    ]
     return dict.fromkeys([*names, *strongest, *also])
 
 

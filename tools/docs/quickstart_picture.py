@@ -1,10 +1,10 @@
-"""docs/images/quickstart.svg: the clients of the quickstart as CladeGroups groups them, and what each
-client gains over FedAvg.
+"""docs/images/quickstart.svg: the clients of the quickstart as CladeGroups groups them, and what
+each client gains over FedAvg.
 
 python tools/docs/quickstart_picture.py [--out docs/images/quickstart.svg]
 
-Both runs are the preset as it is. The map has the first two principal components of what CladeGroups
-groups by, its whitened signatures.
+Both runs are the preset as it is. The map has the first two principal components of what
+CladeGroups groups by, its whitened signatures.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ def _gains(before: np.ndarray, after: np.ndarray, groups: np.ndarray) -> list[st
         ]
     worst = max(1, len(before) // 10)
     middle = (left + right) / 2
-    for name, each, x in (("○ FedAvg", before, middle - 103), ("● CladeGroups", after, middle + 103)):
+    dots = (("○ FedAvg", before, middle - 103), ("● CladeGroups", after, middle + 103))
+    for name, each, x in dots:
         parts.append(
             words(
                 x,

@@ -65,7 +65,10 @@ TITLES = {
     "clade_groups": "CladeGroups",
     "oracle": "true groups",
 }
-GROUPING = ("ifca", "fedsem", "pca_hc", "flt", "cfl", "flis_dc", "flis_hc", "fedgmcc", "clade_groups", "clade")
+GROUPING = (
+    *("ifca", "fedsem", "pca_hc", "flt", "cfl", "flis_dc", "flis_hc", "fedgmcc"),
+    *("clade_groups", "clade"),
+)
 
 
 @dataclass(frozen=True)
@@ -266,9 +269,7 @@ def advice(numbers: Numbers) -> str:
             f"{federation}: own models",
         )
     writers, angles = (numbers.images(name) for name in ("writers", "mixtures, rotated"))
-    holds(
-        writers["clade"] > max(writers["fedavg"], writers["local"]), "writers: Clade"
-    )
+    holds(writers["clade"] > max(writers["fedavg"], writers["local"]), "writers: Clade")
     holds(angles["clade"] > max(angles["fedavg"], angles["local"]), "mixtures in groups: Clade")
 
     def pair(federation: str, *methods: str) -> str:

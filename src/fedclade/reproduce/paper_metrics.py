@@ -78,7 +78,7 @@ def _accuracy(numbers: Numbers, is_tuned: bool) -> float | None:
     """The accuracy before or after local training; None if it was not measured. `accuracy` is that
     after it where `accuracy_shared` is there too.
     """
-    before = numbers.get("accuracy_shared", numbers.get("accuracy"))
+    before: float | None = numbers.get("accuracy_shared", numbers.get("accuracy"))
     if not is_tuned:
         return before
     return numbers.get("accuracy") if "accuracy_shared" in numbers else None
