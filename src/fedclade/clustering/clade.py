@@ -33,7 +33,9 @@ _LEAST_EIGENVALUE = 1e-6
 _MANY_CLIENTS, _RUNS_FEW, _RUNS_MANY = 150, 20, 3
 # Up to this number of clients a leaf of a tree is a client; beyond, a micro-cluster.
 EXACT_UP_TO = 5000
-_MICRO_CLUSTERS, _BLOCK = 2000, 1000
+# A pass leaves a quarter of the leaves, and at least `_FEWEST`. A block that keeps 250 of 1,000 has
+# room for the clusters of about a hundred groups.
+_MERGED, _FEWEST, _BLOCK = 4, 2500, 1000
 _ROWS = 8192  # of clients whose distances to all centers are computed in one step
 
 
@@ -79,11 +81,13 @@ def _tree(z: Array, size: Array, rng: np.random.Generator) -> tuple[LinkageMatri
     """Ward's tree, and the leaf of each client: the client, or its micro-cluster if there are more
     than `EXACT_UP_TO` clients.
     """
-    if len(z) <= EXACT_UP_TO:
-        return weighted_ward(z, size), np.arange(len(z))
-    micro = micro_clusters(z, size, max(_MICRO_CLUSTERS, -(-len(z) // _BLOCK)), _BLOCK, rng)
-    center, weight = _centers(z, size, micro, int(micro.max()) + 1)
-    return weighted_ward(center, weight), micro
+    leaf, center, weight = np.arange(len(z)), z, size
+    while len(center) > EXACT_UP_TO:
+        clusters = max(len(center) // _MERGED, _FEWEST)
+        micro = micro_clusters(center, weight, clusters, _BLOCK, rng)
+        center, weight = _centers(center, weight, micro, int(micro.max()) + 1)
+        leaf = micro[leaf]
+    return weighted_ward(center, weight), leaf
 
 
 def split_group(

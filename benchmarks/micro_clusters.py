@@ -1,0 +1,147 @@
+"""Clade's groups by micro-clusters beside those by the exact tree: false positives, power and
+agreement.
+
+python benchmarks/micro_clusters.py [--clients 500 10000] [--out results/micro_clusters.json]
+
+Whitened means of clients with log-normal sizes (σ = 1), in 16 and 128 dimensions: noise, two groups
+(with half or a tenth of the clients in the second) at distances from too small for both algorithms
+to large, and ten groups. `strength` is the mean size times the squared distance between groups.
+With 10,000 clients the constants are those of the package; with fewer, they are in proportion, but
+a block has at least 25 clients. The rows with "passes": 3 divide the constants by 10, so 10,000
+clients go through three passes, as 100,000 clients do. `differ` counts the runs in which only one
+of the two algorithms found groups.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.metrics import adjusted_rand_score
+from threadpoolctl import threadpool_limits
+
+from fedclade.clustering import clade
+from fedclade.io.compact_json import write_results
+from fedclade.io.environment_info import environment_info
+
+Array = NDArray[np.float64]
+SEEDS = {50: 100, 500: 40, 2_000: 20, 10_000: 3}
+STRENGTHS = (0, 10, 20, 40, 80, 160)
+DIMENSIONS = (16, 128)
+
+
+def planted(
+    clients: int, dimensions: int, groups: int, share: float, strength: float, seed: int
+) -> tuple[Array, Array, NDArray[np.int64]]:
+    """Means, sizes and true groups. `share` is that of the second of two groups."""
+    rng = np.random.default_rng([seed, clients, dimensions])
+    size = np.floor(rng.lognormal(4, 1, clients)) + 10
+    means = rng.normal(size=(clients, dimensions)) / np.sqrt(size)[:, None]
+    truth = (
+        (rng.random(clients) < share).astype(np.int64)
+        if groups == 2
+        else rng.integers(0, groups, clients)
+    )
+    # The centers are at equal distances from each other.
+    center = np.eye(groups, dimensions) * np.sqrt(strength / size.mean() / 2)
+    return means + center[truth], size, truth
+
+
+@contextmanager
+def constants(exact_up_to: int, fewest: int, block: int) -> Iterator[None]:
+    names = ("EXACT_UP_TO", "_FEWEST", "_BLOCK")
+    before = [getattr(clade, name) for name in names]
+    for name, value in zip(names, (exact_up_to, fewest, block), strict=True):
+        setattr(clade, name, value)
+    try:
+        yield
+    finally:
+        for name, value in zip(names, before, strict=True):
+            setattr(clade, name, value)
+
+
+def split(means: Array, size: Array, seed: int) -> tuple[NDArray[np.int64], float]:
+    scatter = (size.sum() - len(size)) * np.eye(means.shape[1])
+    begin = time.process_time()
+    labels = clade.split_group(means, size, scatter, np.random.default_rng(seed))
+    return labels, time.process_time() - begin
+
+
+def compared(
+    clients: int, dimensions: int, groups: int, share: float, strength: float, passes: int
+) -> dict[str, Any]:
+    """One row: how often each found groups, and how well they agree."""
+    scale = clients // (10 if passes == 3 else 1)
+    rows = []
+    for seed in range(SEEDS[clients]):
+        means, size, truth = planted(clients, dimensions, groups, share, strength, seed)
+        with constants(clients, 1, 1):
+            exact, exact_seconds = split(means, size, seed)
+        with constants(scale // 2, scale // 4, max(scale // 10, 25)):
+            micro, micro_seconds = split(means, size, seed)
+        rows.append(
+            (
+                exact.any(),
+                micro.any(),
+                adjusted_rand_score(exact, micro),
+                adjusted_rand_score(truth, exact),
+                adjusted_rand_score(truth, micro),
+                exact_seconds,
+                micro_seconds,
+            )
+        )
+    exact_found, micro_found, agreement, exact_ari, micro_ari, *seconds = np.array(rows).T
+    both = agreement[(exact_found > 0) & (micro_found > 0)]
+    return {
+        "clients": clients,
+        "passes": passes,
+        "dimensions": dimensions,
+        "groups": groups if strength else 1,
+        "share": share,
+        "strength": strength,
+        "runs": len(rows),
+        "exact found": int(exact_found.sum()),
+        "micro found": int(micro_found.sum()),
+        "differ": int((exact_found != micro_found).sum()),
+        "mean ARI of both": round(float(both.mean()), 4) if len(both) else None,
+        "least ARI of both": round(float(both.min()), 4) if len(both) else None,
+        "ARI of exact": round(float(exact_ari.mean()), 4),
+        "ARI of micro": round(float(micro_ari.mean()), 4),
+        "CPU seconds of exact": round(float(seconds[0].mean()), 3),
+        "CPU seconds of micro": round(float(seconds[1].mean()), 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--clients", type=int, nargs="+", choices=SEEDS, default=list(SEEDS))
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for clients in args.clients:
+        for dimensions in DIMENSIONS:
+            cases = [(2, 0.5, 0)] + [
+                (groups, share, strength)
+                for groups, share in ((2, 0.5), (2, 0.1), (10, 0.1))
+                for strength in STRENGTHS[1:]
+            ]
+            for groups, share, strength in cases:
+                for passes in (1, 3) if clients == 10_000 else (1,):
+                    row = compared(clients, dimensions, groups, share, strength, passes)
+                    rows.append(row)
+                    print(row, flush=True)
+                    if args.out:
+                        write_results(args.out, {"about": environment_info("cpu"), "points": rows})
+
+
+if __name__ == "__main__":
+    with threadpool_limits(1):
+        main()
