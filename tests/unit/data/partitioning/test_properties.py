@@ -24,6 +24,7 @@ from fedclade.data import (
     Clients,
     Dataset,
     Dirichlet,
+    Drift,
     FeatureClusters,
     FlippedId,
     Iid,
@@ -49,7 +50,7 @@ LEAST = 20  # and how many of them must be accepted
 CHECKED: Counter[tuple[str, str]] = Counter()  # accepted requests of (property, scheme)
 
 FOLLOWED = ("iid", "dirichlet", "pathological", "quantity_skew")
-PLANTED = ("label_swap", "label_permutation", "rotation")
+PLANTED = ("label_swap", "label_permutation", "rotation", "drift")
 CLUSTERED = ("label_clusters", "power_law_clusters")
 NATURAL = ("natural_id", "flipped_id")
 
@@ -215,6 +216,21 @@ def rotation(draw: st.DrawFn, rest: Rest) -> tuple[Scheme, int]:
     return Rotation(clusters, samples), clients
 
 
+def drift(draw: st.DrawFn, rest: Rest) -> tuple[Scheme, int]:
+    kind = draw(st.sampled_from(["swap_labels", "rotate", "move"]))
+    if kind == "rotate":
+        clusters = draw(st.sampled_from([1, 2]))
+    else:
+        least, pairs = (2, math.comb(rest.classes, 2)) if kind == "move" else (1, 0)
+        pairs = pairs or math.comb(rest.classes, 2) // 2
+        if pairs < least:
+            kind, pairs, least = "rotate", 2, 1
+        clusters = draw(st.integers(least, min(4, pairs) if kind != "rotate" else 2))
+    clients, samples = planted_clients(draw, rest, clusters)
+    at = draw(st.tuples(st.integers(1, 9), *[st.integers(0, 9)] * (clusters - 1)))
+    return Drift(kind, clusters, at, draw(st.sampled_from([0.2, 1.0])), samples), clients
+
+
 def feature_clusters(draw: st.DrawFn, rest: Rest) -> tuple[Scheme, int]:
     """`emd` is a fraction of the possible range here: see `reachable`."""
     emd = draw(st.sampled_from([None, None, 0.1, 0.5, 0.9]))
@@ -249,6 +265,7 @@ BUILDERS: dict[str, Callable[[st.DrawFn, Rest], tuple[Scheme, int]]] = {
         quantity_skew,
         feature_clusters,
         flipped_id,
+        drift,
     )
 }
 
