@@ -9,7 +9,7 @@ to large, and ten groups. `strength` is the mean size times the squared distance
 With 10,000 clients the constants are those of the package; with fewer, they are in proportion, but
 a block has at least 25 clients. The rows with "passes": 3 divide the constants by 10, so 10,000
 clients go through three passes, as 100,000 clients do. `differ` counts the runs in which only one
-of the two algorithms found groups.
+of the two algorithms found groups. Rows of other numbers of clients stay in the file.
 """
 
 from __future__ import annotations
@@ -27,13 +27,17 @@ from sklearn.metrics import adjusted_rand_score
 from threadpoolctl import threadpool_limits
 
 from fedclade.clustering import clade
-from fedclade.io.compact_json import write_results
+from fedclade.io.compact_json import read_results, write_results
 from fedclade.io.environment_info import environment_info
 
 Array = NDArray[np.float64]
-SEEDS = {50: 100, 500: 40, 2_000: 20, 10_000: 3}
-STRENGTHS = (0, 10, 20, 40, 80, 160)
-DIMENSIONS = (16, 128)
+Labels = NDArray[np.int64]
+Found = tuple[Labels, float]  # and the processor time
+SEEDS = {50: 100, 500: 40, 2_000: 20, 10_000: 2}
+STRENGTHS = {10_000: (10, 20, 80)}  # others: the ones below
+ALL_STRENGTHS = (10, 20, 40, 80, 160)
+DIMENSIONS = {10_000: (128,)}
+ALL_DIMENSIONS = (16, 128)
 
 
 def planted(
@@ -66,7 +70,7 @@ def constants(exact_up_to: int, fewest: int, block: int) -> Iterator[None]:
             setattr(clade, name, value)
 
 
-def split(means: Array, size: Array, seed: int) -> tuple[NDArray[np.int64], float]:
+def split(means: Array, size: Array, seed: int) -> Found:
     scatter = (size.sum() - len(size)) * np.eye(means.shape[1])
     begin = time.process_time()
     labels = clade.split_group(means, size, scatter, np.random.default_rng(seed))
@@ -74,48 +78,58 @@ def split(means: Array, size: Array, seed: int) -> tuple[NDArray[np.int64], floa
 
 
 def compared(
-    clients: int, dimensions: int, groups: int, share: float, strength: float, passes: int
-) -> dict[str, Any]:
-    """One row: how often each found groups, and how well they agree."""
-    scale = clients // (10 if passes == 3 else 1)
-    rows = []
-    for seed in range(SEEDS[clients]):
-        means, size, truth = planted(clients, dimensions, groups, share, strength, seed)
-        with constants(clients, 1, 1):
-            exact, exact_seconds = split(means, size, seed)
+    clients: int, dimensions: int, groups: int, share: float, strength: float
+) -> Iterator[dict[str, Any]]:
+    """For each number of passes, how often each algorithm found groups, and how well they agree."""
+    inputs = [
+        planted(clients, dimensions, groups, share, strength, seed)
+        for seed in range(SEEDS[clients])
+    ]
+    with constants(clients, 1, 1):
+        exact = [split(means, size, seed) for seed, (means, size, _) in enumerate(inputs)]
+    for passes in (1, 3) if clients == 10_000 else (1,):
+        scale = clients // (10 if passes == 3 else 1)
         with constants(scale // 2, scale // 4, max(scale // 10, 25)):
-            micro, micro_seconds = split(means, size, seed)
-        rows.append(
-            (
-                exact.any(),
-                micro.any(),
-                adjusted_rand_score(exact, micro),
-                adjusted_rand_score(truth, exact),
-                adjusted_rand_score(truth, micro),
-                exact_seconds,
-                micro_seconds,
-            )
-        )
-    exact_found, micro_found, agreement, exact_ari, micro_ari, *seconds = np.array(rows).T
-    both = agreement[(exact_found > 0) & (micro_found > 0)]
-    return {
-        "clients": clients,
-        "passes": passes,
-        "dimensions": dimensions,
-        "groups": groups if strength else 1,
-        "share": share,
-        "strength": strength,
-        "runs": len(rows),
-        "exact found": int(exact_found.sum()),
-        "micro found": int(micro_found.sum()),
-        "differ": int((exact_found != micro_found).sum()),
-        "mean ARI of both": round(float(both.mean()), 4) if len(both) else None,
-        "least ARI of both": round(float(both.min()), 4) if len(both) else None,
-        "ARI of exact": round(float(exact_ari.mean()), 4),
-        "ARI of micro": round(float(micro_ari.mean()), 4),
-        "CPU seconds of exact": round(float(seconds[0].mean()), 3),
-        "CPU seconds of micro": round(float(seconds[1].mean()), 3),
-    }
+            micro = [split(means, size, seed) for seed, (means, size, _) in enumerate(inputs)]
+        found = [
+            (bool(one.any()), bool(other.any())) for (one, _), (other, _) in pairs(exact, micro)
+        ]
+        both = [
+            adjusted_rand_score(one, other)
+            for (one, _), (other, _) in pairs(exact, micro)
+            if one.any() and other.any()
+        ]
+        yield {
+            "clients": clients,
+            "passes": passes,
+            "dimensions": dimensions,
+            "groups": groups if strength else 1,
+            "share": share,
+            "strength": strength,
+            "runs": len(inputs),
+            "exact found": sum(one for one, _ in found),
+            "micro found": sum(other for _, other in found),
+            "differ": sum(one != other for one, other in found),
+            "mean ARI of both": round(float(np.mean(both)), 4) if both else None,
+            "least ARI of both": round(float(np.min(both)), 4) if both else None,
+            "ARI of exact": mean_ari(inputs, exact),
+            "ARI of micro": mean_ari(inputs, micro),
+            "CPU seconds of exact": round(float(np.mean([seconds for _, seconds in exact])), 3),
+            "CPU seconds of micro": round(float(np.mean([seconds for _, seconds in micro])), 3),
+        }
+
+
+def pairs(exact: list[Found], micro: list[Found]) -> Iterator[tuple[Found, Found]]:
+    return zip(exact, micro, strict=True)
+
+
+def mean_ari(inputs: list[tuple[Array, Array, Labels]], found: list[Found]) -> float:
+    """The mean agreement with the true groups."""
+    scores = [
+        adjusted_rand_score(truth, labels)
+        for (_, _, truth), (labels, _) in zip(inputs, found, strict=True)
+    ]
+    return round(float(np.mean(scores)), 4)
 
 
 def main() -> None:
@@ -125,21 +139,21 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", choices=SEEDS, default=list(SEEDS))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    earlier = read_results(args.out)["points"] if args.out and args.out.exists() else []
+    rows = [row for row in earlier if row["clients"] not in args.clients]
     for clients in args.clients:
-        for dimensions in DIMENSIONS:
+        for dimensions in DIMENSIONS.get(clients, ALL_DIMENSIONS):
             cases = [(2, 0.5, 0)] + [
                 (groups, share, strength)
                 for groups, share in ((2, 0.5), (2, 0.1), (10, 0.1))
-                for strength in STRENGTHS[1:]
+                for strength in STRENGTHS.get(clients, ALL_STRENGTHS)
             ]
             for groups, share, strength in cases:
-                for passes in (1, 3) if clients == 10_000 else (1,):
-                    row = compared(clients, dimensions, groups, share, strength, passes)
+                for row in compared(clients, dimensions, groups, share, strength):
                     rows.append(row)
                     print(row, flush=True)
-                    if args.out:
-                        write_results(args.out, {"about": environment_info("cpu"), "points": rows})
+                if args.out:
+                    write_results(args.out, {"about": environment_info("cpu"), "points": rows})
 
 
 if __name__ == "__main__":

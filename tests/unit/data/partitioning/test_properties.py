@@ -373,10 +373,33 @@ def test_training_and_test_part_see_the_same_transformation(name: str) -> None:
 
 
 def check_transformation(request: Request) -> None:
-    data, clients = request.data, request.partition()
-    assert clients.groups is not None
+    clients, scheme = request.partition(), request.scheme
     tables: dict[int, dict[int, int]] = {}
     corners: dict[int, set[int]] = {}
+    for versions in (clients, clients.at_round(9)):
+        collect_transformations(request.data, versions, tables, corners)
+    rotates = scheme.name == "rotation" or (isinstance(scheme, Drift) and scheme.kind == "rotate")
+    for group, table in tables.items():
+        assert len(set(table.values())) == len(table)
+        if rotates:
+            assert all(k == v for k, v in table.items())
+            assert len(corners[group]) <= 1
+        else:
+            assert corners[group] <= {0}
+    if clients.later is None:
+        assert clients.groups is not None
+        assert len(clients.x) == clients.sizes.sum()
+        assert len(clients.x_test) == len(request.data.y_test) * len(set(clients.groups.tolist()))
+
+
+def collect_transformations(
+    data: Dataset,
+    clients: Clients,
+    tables: dict[int, dict[int, int]],
+    corners: dict[int, set[int]],
+) -> None:
+    """Add the new label of each label and the corner of the pixel to those of each group."""
+    assert clients.groups is not None
     for client, group in enumerate(clients.groups.tolist()):
         for x, y, rows in (
             (clients.x, clients.y, clients.train[client]),
@@ -391,15 +414,6 @@ def check_transformation(request: Request) -> None:
                 x[rows][torch.tensor(samples) > 0].flatten(1).argmax(1).tolist()
             )
         assert len(test_part(clients, client)) == len(data.y_test)
-    for group, table in tables.items():
-        assert len(set(table.values())) == len(table)
-        if request.scheme.name == "rotation":
-            assert all(k == v for k, v in table.items())
-            assert len(corners[group]) <= 1
-        else:
-            assert corners[group] <= {0}
-    assert len(clients.x) == clients.sizes.sum()
-    assert len(clients.x_test) == len(data.y_test) * len(set(clients.groups.tolist()))
 
 
 def test_flipped_clients_have_all_labels_reversed() -> None:
@@ -609,5 +623,5 @@ def without_size(scheme: Scheme) -> Scheme:
         return replace(scheme, min_size=1)
     if isinstance(scheme, FeatureClusters):
         return FeatureClusters()
-    assert isinstance(scheme, LabelClusters | LabelSwap | LabelPermutation | Rotation)
+    assert isinstance(scheme, LabelClusters | LabelSwap | LabelPermutation | Rotation | Drift)
     return replace(scheme, samples=None)
