@@ -132,15 +132,44 @@ def mean_ari(inputs: list[tuple[Array, Array, Labels]], found: list[Found]) -> f
     return round(float(np.mean(scores)), 4)
 
 
+def noise_tops(clients: int, dimensions: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """The mean top cost of three trees of noise, exact and by micro-clusters."""
+    _, size, _ = planted(clients, dimensions, 2, 0.5, 0, seed)
+    with constants(clients, 1, 1):
+        exact = np.mean(list(clade.null_top_heights(size, dimensions, np.random.default_rng(seed))))
+    for passes in (1, 3) if clients == 10_000 else (1,):
+        scale = clients // (10 if passes == 3 else 1)
+        with constants(scale // 2, scale // 4, max(scale // 10, 25)):
+            heights = clade.null_top_heights(size, dimensions, np.random.default_rng(seed))
+            micro = np.mean(list(heights))
+        yield {
+            "clients": clients,
+            "passes": passes,
+            "dimensions": dimensions,
+            "exact top": round(float(exact), 2),
+            "micro top": round(float(micro), 2),
+            "ratio": round(float(micro / exact), 3),
+        }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--clients", type=int, nargs="+", choices=SEEDS, default=list(SEEDS))
+    parser.add_argument("--tops", action="store_true", help="only the tops of noise trees")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    earlier = read_results(args.out)["points"] if args.out and args.out.exists() else []
-    rows = [row for row in earlier if row["clients"] not in args.clients]
+    earlier = read_results(args.out) if args.out and args.out.exists() else {}
+    about = {"about": environment_info("cpu")}
+    rows = [row for row in earlier.get("points", []) if row["clients"] not in args.clients]
+    tops = earlier.get("noise tops", [])
+    if args.tops:
+        tops = [row for n in args.clients for e in (4, 32, 128) for row in noise_tops(n, e)]
+        print(*tops, sep="\n")
+        if args.out:
+            write_results(args.out, {**earlier, "noise tops": tops})
+        return
     for clients in args.clients:
         for dimensions in DIMENSIONS.get(clients, ALL_DIMENSIONS):
             cases = [(2, 0.5, 0)] + [
@@ -153,7 +182,7 @@ def main() -> None:
                     rows.append(row)
                     print(row, flush=True)
                 if args.out:
-                    write_results(args.out, {"about": environment_info("cpu"), "points": rows})
+                    write_results(args.out, {**about, "points": rows, "noise tops": tops})
 
 
 if __name__ == "__main__":
