@@ -25,7 +25,7 @@ class Drift:
 
     Each group has its own two labels swapped, as with `LabelSwap`; with kind = "rotate" each group
     has its own rotation, as with `Rotation`. From round `at` of its group on, a client has the same
-    samples in another version, for training, validation and testing. Methods are not told.
+    samples in another version, for training, validation and testing. Methods do not know of it.
 
     Args:
         kind: "swap_labels": the clients swap other labels, which no group has swapped before;
