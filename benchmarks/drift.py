@@ -1,4 +1,4 @@
-"""Accuracy after clients have drifted, beside a fresh start on the changed data.
+"""Accuracy after clients have drifted, compared with a fresh start on the changed data.
 
 python benchmarks/drift.py [--seeds 3] [--out results/methods/drift.json]
 

@@ -1,4 +1,4 @@
-"""Clade's groups by micro-clusters beside those by the exact tree: false positives, power and
+"""Clade's groups by micro-clusters and by the exact tree: false positives, power and
 agreement.
 
 python benchmarks/micro_clusters.py [--clients 500 10000] [--out results/micro_clusters.json]
