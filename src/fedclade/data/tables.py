@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.core.names import Names, checked_client_names, checked_names
-from fedclade.core.rng import fold_in
 from fedclade.data.bundled_tables import BUNDLED_TABLES
+from fedclade.data.client_rows import Bools, Ints, is_held_out, rows_by_client, test_seed
 from fedclade.data.column_encoding import (
     THREADS,
     CategoryColumn,
     ClientScale,
     ColumnEncoding,
-    EncodedNumbers,
     Missing,
     NumberColumn,
     Standardize,
@@ -34,8 +33,10 @@ from fedclade.data.federated_dataset import Clients, RaggedIndex
 from fedclade.data.table_columns import (
     as_codes,
     as_numbers,
+    checked_numbers,
     kind_of,
     location,
+    number_column,
     number_of_rows,
     read_csv,
     read_frame,
@@ -43,15 +44,11 @@ from fedclade.data.table_columns import (
     release_memory,
     require_column,
 )
-from fedclade.data.validation_split import validation_positions
 from fedclade.errors import FedcladeWarning, InvalidInputError, is_number, require, require_int
 from fedclade.io import safe_read
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-Ints: TypeAlias = NDArray[np.int64]
-Bools: TypeAlias = NDArray[np.bool_]
 
 MAX_INTEGER_CLASSES = 10
 """Whole numbers with at most this number of different values are classes, unless `task` says."""
@@ -527,21 +524,14 @@ def _parts(
     if isinstance(settings.test, str):
         part = _named_parts(table, settings, left_out)
     part[left_out] = LEFT_OUT
-    labels = np.zeros(len(part), np.int64) if targets.classes is None else targets.values
+    labels = None if targets.classes is None else targets.values
     own_seed = settings.validation_seed
     for share, kind, seed in (
-        (
-            0.0 if isinstance(settings.test, str) else settings.test,
-            TEST,
-            fold_in(settings.seed, "test"),
-        ),
+        (0.0 if isinstance(settings.test, str) else settings.test, TEST, test_seed(settings.seed)),
         (settings.validation, VALIDATION, settings.seed if own_seed is None else own_seed),
     ):
-        if not share:
-            continue
-        for rows in _rows_by_client(client_ids, part == TRAIN):
-            positions = validation_positions(torch.from_numpy(labels[rows]), float(share), seed)
-            part[rows[positions.numpy()]] = kind
+        if share:
+            part[is_held_out(client_ids, labels, float(share), seed, part == TRAIN)] = kind
     return part
 
 
@@ -569,16 +559,6 @@ def _named_parts(table: pa.Table, settings: TableSettings, left_out: Bools) -> N
     return part
 
 
-def _rows_by_client(client_ids: Ints, chosen: Bools) -> list[Ints]:
-    """The chosen rows of each client, in the order of the table."""
-    rows = chosen.nonzero()[0]
-    ids, clients = client_ids[rows], int(client_ids.max()) + 1
-    small = np.uint16 if clients <= 1 << 16 else np.int64  # numpy sorts 16 bits ten times as fast
-    order = np.argsort(ids.astype(small), kind="stable")
-    sizes = np.bincount(ids, minlength=clients)
-    return np.split(rows[order], np.cumsum(sizes)[:-1])
-
-
 def _without_idle(
     client_ids: Ints, names: Sequence[str], idle: Bools
 ) -> tuple[Ints, tuple[str, ...]]:
@@ -597,32 +577,29 @@ def _learn(
     client_names: Sequence[str],
     train: Bools,
     targets: _Targets,
-) -> tuple[ColumnEncoding, dict[str, EncodedNumbers]]:
-    """What the training rows say about the columns, and the encoded columns of numbers. Clients
+) -> tuple[ColumnEncoding, dict[str, pa.ChunkedArray]]:
+    """What the training rows say about the columns, and the values of columns of numbers. Clients
     contribute sums only: counts, sums, sums of squared distances from the mean, and the counts of
     categories.
     """
-    by_client_rows = _rows_by_client(client_ids, train)
+    by_client_rows = rows_by_client(client_ids, len(client_names), train)
     rows = np.concatenate(by_client_rows)
     starts = np.cumsum([0, *map(len, by_client_rows[:-1])])
 
     def learn(
         name: str, numbers: NDArray[np.float64], sorted_numbers: NDArray[np.float64]
     ) -> _LearntNumbers:
-        as_numbers(table, name, numbers)
+        values = number_column(table, name)
+        checked_numbers(table, name, values, numbers)
         np.take(numbers, rows, out=sorted_numbers, mode="clip")
         sums = _Sums.of(sorted_numbers, starts)
         flag = settings.missing == "mean" and int(sums.counts.sum()) < len(rows)
         column = NumberColumn(name, sums.mean, sums.scale, flag)
-        means, scales = np.array([sums.mean]), np.array([sums.scale])
-        if settings.standardize == "client":
-            own_means, own_scales = sums.by_client()
-            means, scales = np.append(own_means, means), np.append(own_scales, scales)
-        encoded = column.encode(numbers, settings.standardize, (means, scales), client_ids)
-        return _LearntNumbers(column, means, scales, encoded)
+        by_client = sums.by_client() if settings.standardize == "client" else None
+        return _LearntNumbers(column, values, by_client)
 
     def learn_some(names: Sequence[str]) -> list[_LearntNumbers]:
-        # Memory that the columns use in turn: new memory takes longer than the work on it.
+        # Memory that the columns use in turn.
         numbers, sorted_numbers = np.empty(len(train)), np.empty(len(rows))
         return [learn(name, numbers, sorted_numbers) for name in names]
 
@@ -640,12 +617,11 @@ def _learn(
         target_mean, target_scale = target.mean, target.scale
     by_client = None
     if settings.standardize == "client":
+        of_columns = np.array([learnt[name].by_client for name in names])
+        means, scales = of_columns.reshape(len(names), 2, -1).transpose(1, 2, 0)
         by_client = {
-            name: ClientScale(
-                tuple(float(learnt[column].means[number]) for column in names),
-                tuple(float(learnt[column].scales[number]) for column in names),
-            )
-            for number, name in enumerate(client_names)
+            name: ClientScale(tuple(mean), tuple(scale))
+            for name, mean, scale in zip(client_names, means.tolist(), scales.tolist(), strict=True)
         }
     encoding = ColumnEncoding(
         settings.client,
@@ -659,16 +635,17 @@ def _learn(
         settings.standardize,
         by_client,
     )
-    return encoding, {name: column.encoded for name, column in learnt.items()}
+    return encoding, {name: column.values for name, column in learnt.items()}
 
 
 class _LearntNumbers(NamedTuple):
-    """A column of numbers: its mean and scale for all clients, or for each client and for all."""
+    """A column of numbers, its values, and its mean and scale for each client where they are
+    asked for.
+    """
 
     column: NumberColumn
-    means: NDArray[np.float64]
-    scales: NDArray[np.float64]
-    encoded: EncodedNumbers
+    values: pa.ChunkedArray
+    by_client: tuple[NDArray[np.float64], NDArray[np.float64]] | None
 
 
 @dataclass(frozen=True)
@@ -748,18 +725,21 @@ def _build(
     client_names: tuple[str, ...],
     part: NDArray[np.int8],
     source: str,
-    numbers: dict[str, EncodedNumbers],
+    numbers: dict[str, pa.ChunkedArray],
 ) -> Clients:
     features = checked_names(encoding.feature_names, "columns")
     pool, held = (part <= VALIDATION).nonzero()[0], (part == TEST).nonzero()[0]
     safe_read.fit(source, 4 * len(features) * (len(pool) + len(held)), "as inputs")
-    x, x_test = torch.empty(len(pool), len(features)), torch.empty(len(held), len(features))
+    # By numpy, which asks for huge pages: new memory takes longer than the work on it.
+    x, x_test = (
+        torch.from_numpy(np.empty((len(rows), len(features)), np.float32)) for rows in (pool, held)
+    )
     encoding.encode_rows(table, client_ids, ((x, pool), (x_test, held)), numbers)
     place = np.full(len(part), -1)  # of a row of the table in its pool
     place[pool], place[held] = np.arange(len(pool)), np.arange(len(held))
 
     def index(kind: int) -> list[Tensor]:
-        rows = _rows_by_client(client_ids, part == kind)
+        rows = rows_by_client(client_ids, len(client_names), part == kind)
         return [torch.from_numpy(place[own]) for own in rows]
 
     def y(rows: Ints) -> Tensor:
