@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -15,14 +15,7 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from fedclade.core.names import MAX_LENGTH
-from fedclade.data.table_columns import (
-    as_codes,
-    as_numbers,
-    as_text,
-    copy_numbers,
-    number_column,
-    number_of_rows,
-)
+from fedclade.data.table_columns import as_codes, as_numbers, as_text, number_of_rows
 from fedclade.errors import InvalidInputError, nearest
 from fedclade.io import safe_read
 
@@ -33,8 +26,9 @@ Task: TypeAlias = Literal["classification", "regression"]
 Missing: TypeAlias = Literal["mean", "drop"]
 Standardize: TypeAlias = Literal["federated", "client", "none"]
 Floats: TypeAlias = NDArray[np.float64]
+EncodedNumbers: TypeAlias = tuple[NDArray[np.float32], NDArray[np.bool_]]
 THREADS = 2  # that learn and write columns: memory limits the speed of more
-_ROWS = 8192  # that are written at once
+_ROWS = 4096  # that are written at once
 _DECIMAL = re.compile(r"^([+-]?\d+)\.0+$", re.ASCII)
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -69,8 +63,8 @@ class NumberColumn:
         standardize: Standardize,
         scales: tuple[Floats, Floats],
         clients: NDArray[np.int64],
-    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """The inputs of some rows, and where a value is missing.
+    ) -> EncodedNumbers:
+        """The inputs of all rows, and where a value is missing.
 
         Args:
             numbers: the values, NaN where one is missing. They are overwritten.
@@ -189,7 +183,6 @@ class ColumnEncoding:
             client: the client of all rows, for `standardize="client"`; None: the column of clients
                 says it where the table has one. Rows of other clients use the means of all.
         """
-        self._check_rows(table)
         rows = number_of_rows(table)
         safe_read.fit("the table", 4 * rows * len(self.feature_names), "as inputs")
         x = torch.empty(rows, len(self.feature_names))
@@ -202,33 +195,50 @@ class ColumnEncoding:
         table: pa.Table,
         clients: NDArray[np.int64],
         parts: Sequence[tuple[Tensor, NDArray[np.int64]]],
-        numbers: Mapping[str, pa.ChunkedArray] | None = None,
+        converted: dict[str, EncodedNumbers] | None = None,
     ) -> None:
-        """Write the inputs of some rows, which are checked already, into tensors.
+        """Write the inputs of some rows into tensors.
 
         Args:
             table: the table.
             clients: the number of each row's client in `client_scales`; their number for others.
             parts: pairs of a tensor (rows, inputs) and the rows of the table that it gets, in
                 ascending order.
-            numbers: columns as `number_column` has them; the table needs the others only.
+            converted: columns that are encoded already.
         """
-        numbers = numbers or {}
-        encoded: list[_EncodedNumbers | _EncodedCategories] = []
-        place = scale = 0
+        converted = converted or {}
+        encoded: list[NDArray[Any]] = []
+        places: list[int] = []  # the first input of each of them
+        place = number = 0
         for column in self.columns:
-            if isinstance(column, CategoryColumn):
-                encoded.append(_EncodedCategories(column, place, self._codes(table, column)))
-            else:
-                values = numbers.get(column.name)
-                values = number_column(table, column.name) if values is None else values
-                scales = self._scales(column, scale)
-                encoded.append(
-                    _EncodedNumbers(column, place, values, self.standardize, scales, clients)
+            if column.name not in table.column_names and column.name not in converted:
+                raise InvalidInputError(
+                    f"column '{column.name}': missing. The model needs it."
+                    f"{nearest(column.name, table.column_names)}",
+                    column.name,
                 )
-                scale += 1
+            values: NDArray[Any]
+            if isinstance(column, CategoryColumn):
+                values = self._codes(table, column)
+                missing = values == -2
+            elif column.name in converted:
+                values, missing = converted[column.name]
+            else:
+                values, missing = column.encode(
+                    as_numbers(table, column.name),
+                    self.standardize,
+                    self._scales(column, number),
+                    clients,
+                )
+            number += column.kind == "number"
+            self._require_values(column.name, missing, parts)
+            encoded.append(values)
+            places.append(place)
+            if column.flag:
+                encoded.append(missing)
+                places.append(place + len(column.inputs) - 1)
             place += len(column.inputs)
-        _write(encoded, len(clients), place, parts)
+        _write(encoded, places, place, parts)
 
     def decode(self, outputs: Tensor) -> list[str] | list[float]:
         """The predictions of a model: the name of the class, or the number in the target's unit.
@@ -277,25 +287,22 @@ class ColumnEncoding:
         numbers = {category: number for number, category in enumerate(column.categories)}
         return np.array([*(numbers.get(name, -1) for name in names), -2])[codes]
 
-    def _check_rows(self, table: pa.Table) -> None:
-        """Raise `InvalidInputError` for a column that is missing or has values that do not fit."""
-        for column in self.columns:
-            if column.name not in table.column_names:
+    def _require_values(
+        self,
+        name: str,
+        missing: NDArray[np.bool_],
+        parts: Sequence[tuple[Tensor, NDArray[np.int64]]],
+    ) -> None:
+        if self.missing != "drop":
+            return
+        for _, rows in parts:
+            if missing[rows].any():
+                row = int(rows[missing[rows].argmax()])
                 raise InvalidInputError(
-                    f"column '{column.name}': missing. The model needs it."
-                    f"{nearest(column.name, table.column_names)}",
-                    column.name,
-                )
-            if isinstance(column, CategoryColumn):
-                missing = self._codes(table, column) == -2
-            else:
-                missing = np.isnan(as_numbers(table, column.name))
-            if self.missing == "drop" and missing.any():
-                raise InvalidInputError(
-                    f"column '{column.name}': row {int(missing.argmax()) + 1} has no value, and the"
-                    " training data have no rows with missing values (missing = 'drop'). Fill it"
-                    " in, or leave the row out.",
-                    column.name,
+                    f"column '{name}': row {row + 1} has no value, and the training data have no"
+                    " rows with missing values (missing = 'drop'). Fill it in, or leave the row"
+                    " out.",
+                    name,
                 )
 
 
@@ -314,95 +321,34 @@ def category_codes(table: pa.Table, column: CategoryColumn) -> tuple[NDArray[np.
     return codes, [text if text in known else _DECIMAL.sub(r"\1", text) for text in texts]
 
 
-@dataclass(frozen=True)
-class _EncodedNumbers:
-    """A column of numbers whose inputs are made when they are written.
-
-    Args:
-        column: the column.
-        place: the number of its first input.
-        values: its values in all rows of the table.
-        standardize: how they are standardized.
-        scales: the means and the standard deviations: one of each, or one for each client.
-        clients: (rows,) the place of each row's client in `scales`.
-    """
-
-    column: NumberColumn
-    place: int
-    values: pa.ChunkedArray
-    standardize: Standardize
-    scales: tuple[Floats, Floats]
-    clients: NDArray[np.int64]
-
-    def write(self, block: NDArray[np.float32], first: int) -> None:
-        """Write the column's inputs of some rows.
-
-        Args:
-            block: (rows, inputs) all inputs of these rows; they are 0 before.
-            first: the first of these rows.
-        """
-        rows = len(block)
-        numbers = copy_numbers(self.values.slice(first, rows), np.empty(rows))
-        values, missing = self.column.encode(
-            numbers, self.standardize, self.scales, self.clients[first : first + rows]
-        )
-        block[:, self.place] = values
-        if self.column.flag:
-            block[:, self.place + 1] = missing
-
-
-@dataclass(frozen=True)
-class _EncodedCategories:
-    """A column of categories.
-
-    Args:
-        column: the column.
-        place: the number of its first input.
-        codes: (rows,) the number of each row's category; -1 for an unknown one, -2 for a missing
-            value.
-    """
-
-    column: CategoryColumn
-    place: int
-    codes: NDArray[np.int64]
-
-    def write(self, block: NDArray[np.float32], first: int) -> None:
-        """Write the column's inputs of some rows.
-
-        Args:
-            block: (rows, inputs) all inputs of these rows; they are 0 before.
-            first: the first of these rows.
-        """
-        codes = self.codes[first : first + len(block)]
-        known = (codes >= 0).nonzero()[0]
-        block[known, self.place + codes[known]] = 1
-        if self.column.flag:
-            block[:, self.place + len(self.column.categories)] = codes == -2
-
-
 def _write(
-    encoded: Sequence[_EncodedNumbers | _EncodedCategories],
-    rows: int,
+    encoded: Sequence[NDArray[Any]],
+    places: Sequence[int],
     inputs: int,
     parts: Sequence[tuple[Tensor, NDArray[np.int64]]],
 ) -> None:
     """Write encoded columns into tensors, a few rows at a time: they stay in the cache.
 
     Args:
-        encoded: the columns.
-        rows: the number of rows of the table.
+        encoded: the columns: inputs, or int64 for the numbers of categories.
+        places: the first input of each column.
         inputs: the number of inputs.
         parts: pairs of a tensor (rows, inputs) and the rows that it gets, in ascending order.
     """
+    rows = len(encoded[0])
 
     def write_blocks(thread: int) -> None:
-        memory = np.empty((min(rows, _ROWS), inputs), np.float32)
+        block = np.empty((min(rows, _ROWS), inputs), np.float32)
         for first in range(thread * _ROWS, rows, THREADS * _ROWS):
             last = min(first + _ROWS, rows)
-            block = memory[: last - first]
             block[:] = 0
-            for column in encoded:
-                column.write(block, first)
+            for values, place in zip(encoded, places, strict=True):
+                some = values[first:last]
+                if some.dtype == np.int64:
+                    known = (some >= 0).nonzero()[0]
+                    block[known, place + some[known]] = 1
+                else:
+                    block[: last - first, place] = some
             for x, chosen in parts:
                 start, end = np.searchsorted(chosen, (first, last))
                 # By numpy: torch's threads wait for each other on a busy machine.

@@ -239,49 +239,7 @@ def as_numbers(
         name: the name of the column.
         out: (rows,) where the numbers are written; None for a new array.
     """
-    return checked_numbers(table, name, number_column(table, name), out)
-
-
-def checked_numbers(
-    table: pa.Table, name: str, column: pa.ChunkedArray, out: NDArray[np.float64] | None = None
-) -> NDArray[np.float64]:
-    """The values of `number_column`. An infinite one is an error.
-
-    Args:
-        table: the table, for the message.
-        name: the name of the column.
-        column: its numbers.
-        out: (rows,) where they are written; None for a new array.
-    """
-    numbers = copy_numbers(column, np.empty(len(column)) if out is None else out)
-    if np.isinf(numbers).any():
-        row = int(np.isinf(numbers).argmax())
-        raise InvalidInputError(
-            f"column '{name}', {location(table, row)}: the value is infinite. Correct it, or leave"
-            " it empty.",
-            name,
-        )
-    return numbers
-
-
-def copy_numbers(column: pa.ChunkedArray, out: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Write the numbers of `number_column`, or of a slice of it; NaN where a value is missing.
-
-    Args:
-        column: the numbers.
-        out: (rows,) where they are written.
-    """
-    _copy_into(out, column, np.nan)
-    return out
-
-
-def number_column(table: pa.Table, name: str) -> pa.ChunkedArray:
-    """A column as pyarrow's float64; no copy of one that is float64 already.
-
-    Args:
-        table: the table.
-        name: the name of the column.
-    """
+    numbers = np.empty(table.num_rows) if out is None else out
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -290,8 +248,9 @@ def number_column(table: pa.Table, name: str) -> pa.ChunkedArray:
         parsed = _parsed(table, texts)
         if parsed is not None:
             distinct = np.full(len(texts) + 1, np.nan)  # -1, a missing value, is the last
-            copy_numbers(parsed, distinct[:-1])
-            return pa.chunked_array([pa.array(np.take(distinct, codes, mode="wrap"))])
+            _copy_into(distinct, parsed, np.nan)
+            np.take(distinct, codes, out=numbers, mode="wrap")
+            return _finite(table, name, numbers)
         wrong = np.array([not number for number in _are_numbers(texts)] + [False])[codes]
         if wrong.any():
             row = int(wrong.argmax())
@@ -304,7 +263,8 @@ def number_column(table: pa.Table, name: str) -> pa.ChunkedArray:
             row = pc.index(pc.match_substring_regex(text, _NUMBER), False).as_py()
             raise _no_number(table, name, row, text[row].as_py())
         column = parsed
-    return column.cast(pa.float64(), safe=False)
+    _copy_into(numbers, column.cast(pa.float64(), safe=False), np.nan)
+    return _finite(table, name, numbers)
 
 
 def is_text(table: pa.Table, name: str) -> bool:
@@ -394,6 +354,17 @@ def _copy_into(into: NDArray[Any], column: pa.ChunkedArray, missing: float) -> N
             packed = np.frombuffer(validity, np.uint8)[offset // 8 :]
             bits = np.unpackbits(packed, count=first + len(chunk), bitorder="little")[first:]
             into[start:end][bits == 0] = missing
+
+
+def _finite(table: pa.Table, name: str, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+    if np.isinf(numbers).any():
+        row = int(np.isinf(numbers).argmax())
+        raise InvalidInputError(
+            f"column '{name}', {location(table, row)}: the value is infinite. Correct it, or leave"
+            " it empty.",
+            name,
+        )
+    return numbers
 
 
 def as_text(table: pa.Table, name: str) -> pa.ChunkedArray:

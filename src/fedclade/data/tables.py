@@ -24,6 +24,7 @@ from fedclade.data.column_encoding import (
     CategoryColumn,
     ClientScale,
     ColumnEncoding,
+    EncodedNumbers,
     Missing,
     NumberColumn,
     Standardize,
@@ -33,10 +34,8 @@ from fedclade.data.federated_dataset import Clients, RaggedIndex
 from fedclade.data.table_columns import (
     as_codes,
     as_numbers,
-    checked_numbers,
     kind_of,
     location,
-    number_column,
     number_of_rows,
     read_csv,
     read_frame,
@@ -577,8 +576,8 @@ def _learn(
     client_names: Sequence[str],
     train: Bools,
     targets: _Targets,
-) -> tuple[ColumnEncoding, dict[str, pa.ChunkedArray]]:
-    """What the training rows say about the columns, and the values of columns of numbers. Clients
+) -> tuple[ColumnEncoding, dict[str, EncodedNumbers]]:
+    """What the training rows say about the columns, and the encoded columns of numbers. Clients
     contribute sums only: counts, sums, sums of squared distances from the mean, and the counts of
     categories.
     """
@@ -589,17 +588,20 @@ def _learn(
     def learn(
         name: str, numbers: NDArray[np.float64], sorted_numbers: NDArray[np.float64]
     ) -> _LearntNumbers:
-        values = number_column(table, name)
-        checked_numbers(table, name, values, numbers)
+        as_numbers(table, name, numbers)
         np.take(numbers, rows, out=sorted_numbers, mode="clip")
         sums = _Sums.of(sorted_numbers, starts)
         flag = settings.missing == "mean" and int(sums.counts.sum()) < len(rows)
         column = NumberColumn(name, sums.mean, sums.scale, flag)
-        by_client = sums.by_client() if settings.standardize == "client" else None
-        return _LearntNumbers(column, values, by_client)
+        means, scales = np.array([sums.mean]), np.array([sums.scale])
+        if settings.standardize == "client":
+            own_means, own_scales = sums.by_client()
+            means, scales = np.append(own_means, means), np.append(own_scales, scales)
+        encoded = column.encode(numbers, settings.standardize, (means, scales), client_ids)
+        return _LearntNumbers(column, means, scales, encoded)
 
     def learn_some(names: Sequence[str]) -> list[_LearntNumbers]:
-        # Memory that the columns use in turn.
+        # Memory that the columns use in turn: new memory takes longer than the work on it.
         numbers, sorted_numbers = np.empty(len(train)), np.empty(len(rows))
         return [learn(name, numbers, sorted_numbers) for name in names]
 
@@ -617,11 +619,12 @@ def _learn(
         target_mean, target_scale = target.mean, target.scale
     by_client = None
     if settings.standardize == "client":
-        of_columns = np.array([learnt[name].by_client for name in names])
-        means, scales = of_columns.reshape(len(names), 2, -1).transpose(1, 2, 0)
         by_client = {
-            name: ClientScale(tuple(mean), tuple(scale))
-            for name, mean, scale in zip(client_names, means.tolist(), scales.tolist(), strict=True)
+            name: ClientScale(
+                tuple(float(learnt[column].means[number]) for column in names),
+                tuple(float(learnt[column].scales[number]) for column in names),
+            )
+            for number, name in enumerate(client_names)
         }
     encoding = ColumnEncoding(
         settings.client,
@@ -635,17 +638,16 @@ def _learn(
         settings.standardize,
         by_client,
     )
-    return encoding, {name: column.values for name, column in learnt.items()}
+    return encoding, {name: column.encoded for name, column in learnt.items()}
 
 
 class _LearntNumbers(NamedTuple):
-    """A column of numbers, its values, and its mean and scale for each client where they are
-    asked for.
-    """
+    """A column of numbers: its mean and scale for all clients, or for each client and for all."""
 
     column: NumberColumn
-    values: pa.ChunkedArray
-    by_client: tuple[NDArray[np.float64], NDArray[np.float64]] | None
+    means: NDArray[np.float64]
+    scales: NDArray[np.float64]
+    encoded: EncodedNumbers
 
 
 @dataclass(frozen=True)
@@ -725,15 +727,12 @@ def _build(
     client_names: tuple[str, ...],
     part: NDArray[np.int8],
     source: str,
-    numbers: dict[str, pa.ChunkedArray],
+    numbers: dict[str, EncodedNumbers],
 ) -> Clients:
     features = checked_names(encoding.feature_names, "columns")
     pool, held = (part <= VALIDATION).nonzero()[0], (part == TEST).nonzero()[0]
     safe_read.fit(source, 4 * len(features) * (len(pool) + len(held)), "as inputs")
-    # By numpy, which asks for huge pages: new memory takes longer than the work on it.
-    x, x_test = (
-        torch.from_numpy(np.empty((len(rows), len(features)), np.float32)) for rows in (pool, held)
-    )
+    x, x_test = torch.empty(len(pool), len(features)), torch.empty(len(held), len(features))
     encoding.encode_rows(table, client_ids, ((x, pool), (x_test, held)), numbers)
     place = np.full(len(part), -1)  # of a row of the table in its pool
     place[pool], place[held] = np.arange(len(pool)), np.arange(len(held))
