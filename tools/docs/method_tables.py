@@ -88,6 +88,22 @@ def clade_rivals(results: Results, data: tuple[str, ...], plus: bool) -> str:
     return table(head, lines)
 
 
+def clade_costs(results: Results) -> str:
+    """What Clade costs in units of FedAvg, for each federation."""
+    sums: dict[tuple[str, str, str], dict[str, float]] = {}
+    for row in results["rows"]:
+        if row["method"] in ("clade", "fedavg") and row["seed"] >= FIRST_REPORTED:
+            of = sums.setdefault((row["data"], row["federation"], row["method"]), {})
+            for name in ("bytes_up", "bytes_down", "cpu_s"):
+                of[name] = of.get(name, 0.0) + row[name]
+    lines = []
+    for data, federation, method in sums:
+        if method == "clade":
+            clade, fedavg = sums[data, federation, method], sums[data, federation, "fedavg"]
+            lines.append([data, federation, *(f"{clade[k] / fedavg[k]:.1f}" for k in clade)])
+    return table(["data", "federation", "bytes up", "bytes down", "processor time"], lines)
+
+
 def _mean(values: dict[int, float] | None) -> str:
     return f"{mean(values.values()):.1f}" if values else "–"
 
@@ -162,6 +178,7 @@ TABLES: tuple[tuple[str, str, str, Callable[[Results], str]], ...] = (
     ("flt_table", "scenario 2", "flt_groups", lambda results: flt_groups(results, "Scenario 2")),
     ("clade_groups", "groups", "clade_groups", clade_groups),
     ("clade", "rivals", "clade", lambda results: clade_rivals(results, ("digits",), True)),
+    ("clade", "costs", "clade", clade_costs),
     ("clade", "images", "clade", lambda results: clade_rivals(results, IMAGES, False)),
     ("flis", "beta", "flis_beta", flis_beta),
     ("baselines", "scaffold", "scaffold", scaffold),
