@@ -125,14 +125,20 @@ def _gains(before: np.ndarray, after: np.ndarray, groups: np.ndarray) -> list[st
             words(
                 x,
                 TOP + SIDE + 22,
-                f"{name} {each.mean():.1f}, worst tenth {np.sort(each)[:worst].mean():.1f}",
+                f"{name} {each.mean():.1f}, worst {np.sort(each)[:worst].mean():.1f}",
                 INK,
                 12,
             )
         )
     return [
         *parts,
-        words(middle, TOP + SIDE + 40, "clients, sorted by accuracy under FedAvg", "#565d68", 11.5),
+        words(
+            middle,
+            TOP + SIDE + 40,
+            "clients, sorted by accuracy under FedAvg; worst: the mean of the worst tenth",
+            "#565d68",
+            11.5,
+        ),
     ]
 
 
