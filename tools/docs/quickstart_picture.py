@@ -135,7 +135,7 @@ def _gains(before: np.ndarray, after: np.ndarray, groups: np.ndarray) -> list[st
         words(
             middle,
             TOP + SIDE + 40,
-            "clients, sorted by accuracy under FedAvg; worst: the mean of the worst tenth",
+            "clients, by accuracy under FedAvg; worst: the worst tenth",
             "#565d68",
             11.5,
         ),
