@@ -65,7 +65,8 @@ def mnist(root: Path) -> Iterator[tuple[str, int, fc.data.Clients]]:
             if name == "writers":
                 yield name, seed, _writers(x, y, writer, random)
                 continue
-            train, test = random.permutation(len(x))[:8000], random.permutation(len(x_test))[:2000]
+            train = random.permutation(len(x))[:8000]
+            test = random.permutation(len(x_test))[:2000]
             data = fc.data.dataset(x[train], y[train], x_test[test], y_test[test], "mnist")
             yield name, seed, fc.data.partition(data, FEDERATIONS[name], clients=40, seed=seed)
 
