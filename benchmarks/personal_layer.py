@@ -82,7 +82,7 @@ def _writers(x: Any, y: Any, writer: Any, random: np.random.Generator) -> fc.dat
 
 
 def measured(clients: fc.data.Clients, model: Any, seed: int, settings: Any) -> list[Any]:
-    """A row for each layer, and for Local. FedAvg is trained once: no layer changes its training."""
+    """A row for each layer, and for Local. No layer changes the training, so there is one."""
     local = fc.LocalConfig(settings["lr"], settings["batch_size"], settings["epochs"])
     training = fc.TrainingConfig(
         settings["rounds"], settings["clients_per_round"], seed, settings["eval_every"]

@@ -188,14 +188,15 @@ class Sizes(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A finished entry: its summary, its rounds, the panels that a study returned, and the sizes of
-    its clients, which synthetic data do not have.
+    """A finished entry: its summary, its rounds, the panels that a study returned, the sizes of its
+    clients, which synthetic data do not have, and the columns per client of a training run.
     """
 
     summary: Numbers
     history: History
     panels: tuple[Panel, ...] = ()
     sizes: Sizes | None = None
+    clients: dict[str, list[Any]] | None = None
 
 
 ENVIRONMENT_FILE = "about.json"  # in a run's folder: the machine and the commit of the run
@@ -343,7 +344,7 @@ def _run(
         statistics.median(clients["examples"]),
         store.tables()["partition"].get("probe", 0),
     )
-    return Done(numbers, store.history(), sizes=sizes)
+    return Done(numbers, store.history(), sizes=sizes, clients=clients)
 
 
 def _over_samples(clients: dict[str, list[Any]]) -> Numbers:
