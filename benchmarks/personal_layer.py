@@ -65,7 +65,8 @@ def mnist(root: Path) -> Iterator[tuple[str, int, fc.data.Clients]]:
             if name == "writers":
                 yield name, seed, _writers(x, y, writer, random)
                 continue
-            train, test = random.permutation(len(x))[:8000], random.permutation(len(x_test))[:2000]
+            train = random.permutation(len(x))[:8000]
+            test = random.permutation(len(x_test))[:2000]
             data = fc.data.dataset(x[train], y[train], x_test[test], y_test[test], "mnist")
             yield name, seed, fc.data.partition(data, FEDERATIONS[name], clients=40, seed=seed)
 
@@ -81,7 +82,7 @@ def _writers(x: Any, y: Any, writer: Any, random: np.random.Generator) -> fc.dat
 
 
 def measured(clients: fc.data.Clients, model: Any, seed: int, settings: Any) -> list[Any]:
-    """A row for each layer, and for Local. No layer changes training, so FedAvg is trained once."""
+    """A row for each layer, and for Local. No layer changes the training, so there is one."""
     local = fc.LocalConfig(settings["lr"], settings["batch_size"], settings["epochs"])
     training = fc.TrainingConfig(
         settings["rounds"], settings["clients_per_round"], seed, settings["eval_every"]
