@@ -78,8 +78,9 @@ def initial_optimizer_state(
     """
     trained = [name for name in local.objective.trained if only is None or name in only]
     if local.optimizer == "sgd":
-        of = params if only is None else {name: params[name] for name in trained}
-        return initial_velocity(of, local.momentum)
+        statistics = local.objective.statistics
+        names = [name for name in params if name not in statistics] if only is None else trained
+        return initial_velocity({name: params[name] for name in names}, local.momentum)
     zeros = {name: torch.zeros_like(params[name]) for name in trained}
     bias = next(iter(zeros.values()))
     ones = bias.new_ones(bias.shape[: bias.ndim - local.objective.ndim_of(next(iter(zeros)))])

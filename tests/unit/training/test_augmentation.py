@@ -116,7 +116,7 @@ def test_a_client_gets_its_examples_without_padding_in_each_training_step(
         seen.append(x.clone())
         return x
 
-    fc.run(fc.Clade(), clients, model(), augment=record, **(SETTINGS | {"rounds": 1}))
+    fc.run(fc.CladeGroups(), clients, model(), augment=record, **(SETTINGS | {"rounds": 1}))
     trial, *batches = seen
     assert len(trial) == 2
     # 12, 10, 8 and 6 samples in batches of 5. Signatures and evaluation read blocks of 64.

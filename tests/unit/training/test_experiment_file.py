@@ -57,7 +57,7 @@ def test_a_file_with_only_the_four_names_gets_the_documented_defaults(tmp_path: 
     assert (local.momentum, local.weight_decay, local.decay) == (0.0, 0.0, 1.0)
     assert (run.rounds, run.clients_per_round, run.seed) == (100, 0.2, 0)
     assert (run.eval_every, run.checkpoint_every) == (10, 10)
-    assert parsed.personal == fc.PersonalConfig("none", epochs=5, every=0)
+    assert parsed.personal == fc.PersonalConfig(None, epochs=5, every=0)
     assert (engine.chunk, engine.precision) == (None, "tf32")
 
 
@@ -446,7 +446,7 @@ def test_every_new_name_is_a_setting() -> None:
     clade = {"signature_dim=8", "noise_ratio=1.5", "recluster_every=0", "signature_epsilon=1.0"}
     ifca = {"trial_rounds=2", "num_restarts=2", 'shared_layers="trunk"'}
     noise = {"signature_delta=1e-6", "signature_clip=2.0"}
-    with_sets("method.name=clade", *tables, *(f"method.{each}" for each in clade | noise))
+    with_sets("method.name=clade_groups", *tables, *(f"method.{each}" for each in clade | noise))
     with_sets("local.decay=0.9", "local.schedule=exponential")
     with_sets("method.name=ifca", *(f"method.{each}" for each in ifca))
     named = {"local.decay", *(each.split("=")[0] for each in tables)}

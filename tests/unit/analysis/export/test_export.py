@@ -42,7 +42,7 @@ def federation(**more: Any) -> fc.data.Clients:
 def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("export") / "run"
     fc.run(
-        fc.Clade(),
+        fc.CladeGroups(),
         federation(),
         model=fc.models.MLP(16),
         rounds=3,
@@ -83,7 +83,7 @@ def test_the_card_has_clients_data_and_accuracy(grouped: Path, tmp_path: Path) -
         assert json.loads((tmp_path / "out" / card["name"] / "card.json").read_text()) == card
         ids = card["clients"]
         assert (card["method"], card["dataset"], card["seed"], card["rounds"]) == (
-            "clade",
+            "clade_groups",
             "digits",
             0,
             3,

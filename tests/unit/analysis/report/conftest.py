@@ -48,7 +48,7 @@ def train(method: Any, clients: Clients, out: Path, rounds: int = 4, **options: 
 @pytest.fixture(scope="session")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of Clade with 24 clients in four groups."""
-    return train(fc.Clade(), planted(24), tmp_path_factory.mktemp("one") / "clade")
+    return train(fc.CladeGroups(), planted(24), tmp_path_factory.mktemp("one") / "clade")
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +56,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as `compare` writes it: FedAvg and Clade, two seeds."""
     folder = tmp_path_factory.mktemp("several")
     for seed in (0, 1):
-        for method in (fc.FedAvg(), fc.Clade()):
+        for method in (fc.FedAvg(), fc.CladeGroups()):
             train(method, planted(24), folder / f"{method.name}-seed{seed}", seed=seed)
     return folder
 

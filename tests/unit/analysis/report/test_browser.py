@@ -26,7 +26,7 @@ def test_a_comparison_is_sorted_by_any_column(pages: dict[str, str], opened: Ope
     accuracy = [
         heading.strip() for heading in tab.locator("#compare-table thead th").all_inner_texts()
     ].index("Accuracy (%)")
-    assert cells(tab, "compare-table", 1) == ["clade", "fedavg"]
+    assert cells(tab, "compare-table", 1) == ["clade_groups", "fedavg"]
     heading = tab.locator("#compare-table thead button").nth(accuracy)
     heading.click()
     falling = [float(text.split(" ")[0]) for text in cells(tab, "compare-table", accuracy + 1)]
@@ -42,9 +42,9 @@ def test_a_comparison_is_sorted_by_any_column(pages: dict[str, str], opened: Ope
         float(text.split(" ")[0]) for text in cells(tab, "compare-table", accuracy + 1)
     ] == falling[::-1]
     tab.locator("#compare-table thead button").first.click()
-    assert cells(tab, "compare-table", 1) == ["clade", "fedavg"]
+    assert cells(tab, "compare-table", 1) == ["clade_groups", "fedavg"]
     tab.locator("#compare-table thead button").first.click()
-    assert cells(tab, "compare-table", 1) == ["fedavg", "clade"]
+    assert cells(tab, "compare-table", 1) == ["fedavg", "clade_groups"]
 
 
 def test_a_chosen_group_is_highlighted_everywhere(pages: dict[str, str], opened: Open) -> None:
@@ -117,12 +117,12 @@ def test_gains_are_shown_between_any_two_runs_of_the_same_clients(
     pages: dict[str, str], opened: Open
 ) -> None:
     tab = opened(pages["several"])
-    tab.locator("#gain-new").select_option("clade-seed1")
+    tab.locator("#gain-new").select_option("clade_groups-seed1")
     assert tab.locator("#gain-old option").all_inner_texts() == ["fedavg-seed1"]
     first = tab.locator("#gain-text").inner_text()
-    assert "of 24 clients gain with clade-seed1 over fedavg-seed1" in first
+    assert "of 24 clients gain with clade_groups-seed1 over fedavg-seed1" in first
     tab.locator("#gain-new").select_option("fedavg-seed1")
-    assert "gain with fedavg-seed1 over clade-seed1" in tab.locator("#gain-text").inner_text()
+    assert "gain with fedavg-seed1 over clade_groups-seed1" in tab.locator("#gain-text").inner_text()
     tab.locator("#run-select").select_option("fedavg-seed0")
     assert tab.locator("#run-title").inner_text() == "Run fedavg-seed0"
     assert tab.locator("#run-headline").inner_text().startswith("One model for all clients")

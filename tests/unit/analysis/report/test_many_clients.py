@@ -20,7 +20,7 @@ CLIENTS = 2_400
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("many")
     clients = planted(CLIENTS)
-    for method in (fc.FedAvg(), fc.Clade()):
+    for method in (fc.FedAvg(), fc.CladeGroups()):
         train(method, clients, folder / f"{method.name}-seed0", rounds=2)
     return report.write_report([folder], folder / "page.html")
 
@@ -31,7 +31,7 @@ def test_the_page_is_small(many: Path) -> None:
 
 def test_everything_is_drawn(many: Path, opened: Callable[..., Any]) -> None:
     tab = opened(many.as_uri())
-    assert tab.locator("#run-title").inner_text() == "Run clade-seed0"  # the best
+    assert tab.locator("#run-title").inner_text() == "Run clade_groups-seed0"  # the best
     assert tab.locator("#map-svg .mark").count() == CLIENTS
     assert tab.locator("#before-after-svg .mark").count() == CLIENTS
     assert tab.locator("#curves-svg .trace").count() == 2

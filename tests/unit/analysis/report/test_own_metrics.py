@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two methods with validation data and a metric; Clade returns to its best round."""
     folder = tmp_path_factory.mktemp("own")
     clients = planted(12).with_validation(0.25)
-    for method in (fc.FedAvg(), fc.Clade()):
+    for method in (fc.FedAvg(), fc.CladeGroups()):
         train(method, clients, folder / method.name, metrics={"sure": sure}, select="best")
     return folder
 

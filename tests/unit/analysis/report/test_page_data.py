@@ -143,7 +143,7 @@ def test_one_run(one: Path) -> None:
     (run,) = data["runs"]
     json.dumps(data, allow_nan=False)
     assert data["compared"] is None
-    assert data["title"].startswith("clade on ")
+    assert data["title"].startswith("clade_groups on ")
     assert data["headline"] == run["headline"]
     assert run["rounds"]["round"] == [1, 2, 3, 4]
     assert [value is None for value in run["rounds"]["value"]] == [True, False, True, False]
@@ -159,12 +159,12 @@ def test_one_run(one: Path) -> None:
     assert run["tree"]["agreement"] == 1
     assert len(run["byGroup"]["series"]) == 4
     assert data["mixes"][run["mix"]]["top"][0] == [[0, 50], [1, 50]]
-    assert run["config"]["method"]["name"] == "clade"
+    assert run["config"]["method"]["name"] == "clade_groups"
 
 
 def test_a_comparison(several: Path) -> None:
     data = report.collect([several])
-    assert [row["label"] for row in data["compared"]] == ["clade", "fedavg"]
+    assert [row["label"] for row in data["compared"]] == ["clade_groups", "fedavg"]
     by_name = {run["name"]: run for run in data["runs"]}
     for row in data["compared"]:
         scores = [by_name[name]["summary"]["accuracy"] for name in row["runs"]]
@@ -175,9 +175,9 @@ def test_a_comparison(several: Path) -> None:
             pytest.approx(min(scores), rel=1e-4),
             pytest.approx(max(scores), rel=1e-4),
         ]
-    assert "over FedAvg" in by_name["clade-seed0"]["headline"]
+    assert "over FedAvg" in by_name["clade_groups-seed0"]["headline"]
     assert (
-        by_name["clade-seed0"]["cohort"]
+        by_name["clade_groups-seed0"]["cohort"]
         == by_name["fedavg-seed0"]["cohort"]
         != by_name["fedavg-seed1"]["cohort"]
     )
@@ -188,14 +188,14 @@ def test_comparison_json_gives_titles_order_and_differences(several: Path, tmp_p
     folder = Path(shutil.copytree(several, tmp_path / "several"))
     folders = {
         "fedavg": ["fedavg-seed1", "fedavg-seed0"],
-        "clade factor=2": ["clade-seed0", "clade-seed1"],
+        "clade_groups factor=2": ["clade_groups-seed0", "clade_groups-seed1"],
     }
     (folder / "comparison.json").write_text(
         json.dumps({"folders": folders, "differences": {"in_words": ["Clade leads."]}})
     )
     data = report.collect([folder])
     assert {row["label"]: row["runs"] for row in data["compared"]} == folders
-    assert [row["label"] for row in data["compared"]] == ["fedavg", "clade factor=2"]
+    assert [row["label"] for row in data["compared"]] == ["fedavg", "clade_groups factor=2"]
     assert data["differences"] == ["Clade leads."]
 
 

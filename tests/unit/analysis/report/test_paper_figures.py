@@ -17,7 +17,7 @@ FIGURES = {"curves", "map", "matrix", "dendrogram", "distribution"}
 
 def test_figures_of_several_runs_have_their_names(several: Path, tmp_path: Path) -> None:
     names = {path.name for path in report.write_figures([several], tmp_path, formats=["svg"])}
-    assert {"curves.svg", "clade-seed0-matrix.svg", "fedavg-seed1-distribution.svg"} <= names
+    assert {"curves.svg", "clade_groups-seed0-matrix.svg", "fedavg-seed1-distribution.svg"} <= names
 
 
 def test_a_run_without_a_finished_round_has_no_figure(copied: Path, tmp_path: Path) -> None:
