@@ -61,9 +61,7 @@ def accuracy(federation: Federation, clients: Clients, name: str, seed: int) -> 
 
 def advice(federation: Federation, clients: Clients, seed: int) -> Row:
     begin = time.process_time()
-    diagnosis = diagnose(
-        clients, federation.model, seed, "cpu", **federation.local, threads=1
-    )
+    diagnosis = diagnose(clients, federation.model, seed, "cpu", **federation.local, threads=1)
     best = diagnosis.advice
     return {
         "kind": diagnosis.kind,
@@ -73,7 +71,13 @@ def advice(federation: Federation, clients: Clients, seed: int) -> Row:
         "gain_stderr": best.gain_stderr,
         "sure": best.sure,
         "probes": {
-            (LAYER if probe.layer == "auto" else probe.method): [round(probe.score, 2), probe.rounds, probe.seeds, round(probe.behind, 2), round(probe.behind_stderr, 2)]
+            (LAYER if probe.layer == "auto" else probe.method): [
+                round(probe.score, 2),
+                probe.rounds,
+                probe.seeds,
+                round(probe.behind, 2),
+                round(probe.behind_stderr, 2),
+            ]
             for probe in diagnosis.probes
         },
         "seconds": round(time.process_time() - begin, 1),

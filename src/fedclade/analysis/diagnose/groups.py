@@ -1,5 +1,5 @@
-"""The number of groups and their members: Clade's clustering with several initial models, and a
-test whether the groups explain the differences.
+"""The number of groups and their members: the clustering of CladeGroups with several initial
+models, and a test whether the groups explain the differences.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedclade.core.federation import Federation
 from fedclade.core.functional_model import Objective
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.rng import fold_in
-from fedclade.methods.clade import Clade
+from fedclade.methods.clade_groups import CladeGroups
 
 Groups = NDArray[np.int64]
 CLUSTERINGS = 3
@@ -40,10 +40,10 @@ class Grouping:
 
 
 def cluster(fed: Federation, objectives: list[Objective], key: int) -> list[Groups]:
-    """The groups that Clade finds with each of these models, each with a different projection."""
+    """The groups that CladeGroups finds with each of these models, each with a different projection."""
     clusterings = []
     for number, objective in enumerate(objectives):
-        method = Clade().with_local_config(LocalTraining(objective))
+        method = CladeGroups().with_local_config(LocalTraining(objective))
         clusterings.append(
             canonical_labels(
                 method.init(
