@@ -20,6 +20,7 @@ from fedclade.data.partitioning.base import Split, blocks
 from fedclade.data.partitioning.transforms import distinct_permutations, relabel, rotate
 from fedclade.data.tables import TableSettings, clients_from_table
 
+MODEL = fc.models.MLP(100)
 TRAIN, TEST, CLIENTS, WRITERS, ROLES, MOST_LETTERS = 8000, 2000, 40, 60, 30, 400
 
 
@@ -68,7 +69,7 @@ class Federation:
     """Clients, and how they train."""
 
     clients: Callable[[str, int], Clients]
-    model: Any = fc.models.MLP(100)
+    model: Any = MODEL
     rounds: int = 50
     per_round: float = 0.25
     local: dict[str, Any] = field(

@@ -11,7 +11,13 @@ from torch import nn
 
 from fedclade.analysis.diagnose import diagnosis_text
 from fedclade.analysis.diagnose.class_statistics import ClassStatistics, class_statistics
-from fedclade.analysis.diagnose.groups import CLUSTERINGS, Grouping, cluster, select_groups
+from fedclade.analysis.diagnose.groups import (
+    CLUSTERINGS,
+    Grouping,
+    cluster,
+    cluster_and_merge,
+    select_groups,
+)
 from fedclade.analysis.diagnose.heterogeneity_kind import (
     Evidence,
     Kind,
@@ -47,8 +53,9 @@ DEFAULT_MODEL = MLP(64)
 PROBE_ROUNDS = 60
 LEAVES = (
     "once: its number of examples, its number of examples per class, and for each class the mean of"
-    " 32 features that the initial model computes from its inputs; three times: CladeGroups' signature"
-    " (128 numbers); once more to tell groups from individuals; in pilot runs: trained weights, the model that it selected, and its score on"
+    " 32 features that the initial model computes from its inputs; four times: the signature of"
+    " CladeGroups (128 numbers); if labels and inputs differ, three times: what Clade sends before"
+    " its first round; in pilot runs: trained weights, the model that it selected, and its score on"
     " held-out examples"
 )
 
@@ -215,6 +222,10 @@ def diagnose_run(run: TrainingRun, probe_rounds: int) -> Diagnosis:
     spread = measure_spread(fed, objectives[0], fold_in(key, "spread"), rng)
     clusterings = cluster(fed, objectives, key)
     grouping = select_groups(clusterings, statistics, evidence, rng)
+    if grouping.group is None and evidence.is_mixture:
+        # Class shares may hide the groups, and may differ inside them.
+        merged = cluster_and_merge(fed, objectives, key)
+        grouping = select_groups(merged, statistics, evidence, rng, labels_too=False)
     if _of_individuals(evidence, spread):
         grouping = Grouping(None, 1.0)
 
@@ -248,8 +259,10 @@ def diagnose_run(run: TrainingRun, probe_rounds: int) -> Diagnosis:
 
 
 def _of_individuals(evidence: Evidence, spread: Spread | None) -> bool:
-    """Whether each client has its own feature shift: a clustering would only cut a continuum."""
-    return "feature shift" in evidence.kinds() and spread is not None and not spread.is_grouped
+    """Whether each client has its own feature shift: a clustering would only cut a continuum. With
+    label skew too, the tree shows the labels.
+    """
+    return evidence.kinds() == ("feature shift",) and spread is not None and not spread.is_grouped
 
 
 def _kinds(evidence: Evidence, grouping: Grouping, spread: Spread | None) -> tuple[Kind, ...]:
@@ -257,7 +270,9 @@ def _kinds(evidence: Evidence, grouping: Grouping, spread: Spread | None) -> tup
     # Without class labels, groups whose inputs are alike can only differ in their targets.
     if evidence.classes == 1 and grouping.group is not None and "feature shift" not in kinds:
         return ("target shift",)
-    in_groups = grouping.group is not None or (spread is not None and spread.is_grouped)
+    in_groups = grouping.group is not None
+    if spread is not None and not evidence.is_mixture:
+        in_groups |= spread.is_grouped
     shift: Kind = "feature shift in groups" if in_groups else "feature shift of individuals"
     return tuple(shift if kind == "feature shift" else kind for kind in kinds)
 

@@ -77,7 +77,8 @@ def sentences(diagnosis: Diagnosis) -> list[str]:
         )
     if len(diagnosis.sizes) > 1:
         lines.append(_sizes(diagnosis))
-    if "feature shift" in diagnosis.kind and diagnosis.spread is not None:
+    mixture = diagnosis.evidence.is_mixture
+    if "feature shift" in diagnosis.kind and diagnosis.spread is not None and not mixture:
         lines.append(_spread(diagnosis.spread))
     if (renamed := diagnosis.evidence.renamed) is not None and "concept shift" in diagnosis.kinds:
         between = "in groups" if diagnosis.group is not None else "between clients"

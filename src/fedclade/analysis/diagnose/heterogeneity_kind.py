@@ -71,6 +71,10 @@ class Evidence:
     def sizes_differ(self) -> bool:
         return self.sizes >= UNEQUAL_SIZES
 
+    @property
+    def is_mixture(self) -> bool:
+        return self.labels_differ and self.given_labels_differ and self.classes > 1
+
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds; several for a mixture. Unequal sizes are a kind only if nothing else
         differs.
