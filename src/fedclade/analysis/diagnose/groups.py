@@ -14,10 +14,10 @@ from fedclade.analysis.diagnose.class_statistics import ClassStatistics
 from fedclade.analysis.diagnose.heterogeneity_kind import Evidence, gather_evidence
 from fedclade.analysis.diagnose.hypothesis_tests import Difference
 from fedclade.clustering.graph import canonical_labels
-from fedclade.core.federation import Federation
 from fedclade.core.functional_model import Objective
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.rng import fold_in
+from fedclade.engines.simulator import Simulator
 from fedclade.methods.clade import Clade
 from fedclade.methods.clade_groups import CladeGroups
 
@@ -40,7 +40,7 @@ class Grouping:
     agree: float
 
 
-def cluster(fed: Federation, objectives: list[Objective], key: int) -> list[Groups]:
+def cluster(fed: Simulator, objectives: list[Objective], key: int) -> list[Groups]:
     """The groups that CladeGroups finds with each of these models, each with a different
     projection.
     """
@@ -50,7 +50,7 @@ def cluster(fed: Federation, objectives: list[Objective], key: int) -> list[Grou
     ]
 
 
-def cluster_and_merge(fed: Federation, objectives: list[Objective], key: int) -> list[Groups]:
+def cluster_and_merge(fed: Simulator, objectives: list[Objective], key: int) -> list[Groups]:
     """The same groups, but groups that differ in class shares alone are merged, as Clade does."""
     return [
         _groups_of(Clade(), fed, objective, fold_in(key, "groups", number))
@@ -58,9 +58,10 @@ def cluster_and_merge(fed: Federation, objectives: list[Objective], key: int) ->
     ]
 
 
-def _groups_of(method: CladeGroups, fed: Federation, objective: Objective, key: int) -> Groups:
-    state = method.with_local_config(LocalTraining(objective)).init(fed, objective.params(), key)
-    return canonical_labels(state.cluster_ids.numpy())
+def _groups_of(method: CladeGroups, fed: Simulator, objective: Objective, key: int) -> Groups:
+    method, params = method.with_local_config(LocalTraining(objective)), objective.params()
+    fed.init_client_state(method.initial_client_state(params))
+    return canonical_labels(method.init(fed, params, key).cluster_ids.numpy())
 
 
 def select_groups(
