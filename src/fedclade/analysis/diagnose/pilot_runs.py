@@ -38,6 +38,7 @@ COHORT, COHORT_SHARE = 10, 0.25  # the least number and the least share of clien
 # A pilot run ends early if ten rounds change its score by less than this: in points of accuracy, or
 # relative to the loss. Clade compares its candidates until round 20.
 FEWEST_ROUNDS, LOOK_EVERY, RISES, FALLS = 30, 10, 0.5, 0.01
+MOST_SEED = 10**9
 CONTENDERS, ERRORS = 3, 2.0  # how many are trained again, within this number of standard errors
 
 
@@ -196,7 +197,7 @@ def run_pilots(
     # A choice among many profits from chance. Another held-out part and seed do not repeat it.
     contenders = _contenders(results)
     if len(contenders) > 1:
-        second = _Pilot(run, clients, rounds, fold_in(seed, "second pilot run"))
+        second = _Pilot(run, clients, rounds, fold_in(seed, "second pilot run") % MOST_SEED)
         for number in contenders:
             results[number] = results[number].and_again(second.scores(results[number].choice))
     return Pilots(tuple(_probes(results, contenders)), groups, tuple(failed))

@@ -10,8 +10,8 @@ from typing import Any
 from fedclade.analysis.diagnose.pilot_runs import Probe
 from fedclade.methods.base import LayerName
 
-# The simplest first.
-ORDER = ("fedavg", "local", "scaffold", "clade_groups", "cfl", "ifca", "clade")
+# The simplest first: the least work for clients, and the fewest settings.
+ORDER = ("fedavg", "local", "scaffold", "clade_groups", "clade", "cfl", "ifca")
 CLUSTERED = ("clade", "clade_groups", "ifca", "cfl")
 NEGLIGIBLE = 0.5  # standard errors behind the best, within which the simplest method is chosen
 IF_ALIKE = 2.0  # the same, if clients do not differ
