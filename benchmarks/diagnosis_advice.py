@@ -1,7 +1,7 @@
 """Whether the recommended method is among the best, on twelve natural or mixed federations.
 
 python benchmarks/diagnosis_advice.py --data-root DIR [--seeds 10 11] [--only "own angle"]
-    [--out results/diagnosis_advice.json] [--final | --again]
+    [--out results/diagnosis.json] [--final | --again]
 
 DIR has mnist.npz with writers and shakespeare.csv. For each federation and seed: the test accuracy
 of each method that the diagnosis knows, on all training data, and the diagnosis, which sees
@@ -25,7 +25,7 @@ from fedclade.analysis.diagnose import diagnose
 from fedclade.data import Clients
 from fedclade.io.compact_json import read_results, write_results
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "diagnosis_advice.json"
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "diagnosis.json"
 LAYER = "fedavg + personal layer"
 METHODS: dict[str, fc.Method] = {
     "fedavg": fc.FedAvg(),
@@ -66,22 +66,27 @@ def advice(federation: Federation, clients: Clients, seed: int) -> Row:
     return {
         "kind": diagnosis.kind,
         "groups": diagnosis.groups,
-        "method": LAYER if best.layer == "auto" else best.method,
+        "method": _name(best.method, best.layer),
         "gain": best.gain,
         "gain_stderr": best.gain_stderr,
         "sure": best.sure,
-        "probes": {
-            (LAYER if probe.layer == "auto" else probe.method): [
-                round(probe.score, 2),
-                probe.rounds,
-                probe.seeds,
-                round(probe.behind, 2),
-                round(probe.behind_stderr, 2),
-            ]
+        "probes": [
+            {
+                "method": _name(probe.method, probe.layer),
+                "score": probe.score,
+                "behind": probe.behind,
+                "behind_stderr": probe.behind_stderr,
+                "rounds": probe.rounds,
+                "seeds": probe.seeds,
+            }
             for probe in diagnosis.probes
-        },
+        ],
         "seconds": round(time.process_time() - begin, 1),
     }
+
+
+def _name(method: str, layer: str | None) -> str:
+    return LAYER if layer == "auto" else method
 
 
 def main() -> None:
@@ -111,7 +116,8 @@ def _measure(
         """Another process may have added rows, so the file is read again."""
         rows = _rows(options.out)
         rows.setdefault((name, seed), {"federation": name, "seed": seed})[key] = value
-        write_results(options.out, {"rows": list(rows.values())})
+        others = read_results(options.out) if options.out.exists() else {}
+        write_results(options.out, others | {"advice": list(rows.values())})
         print(name, seed, key, value, flush=True)
 
     row = _rows(options.out).get((name, seed), {})
@@ -125,7 +131,7 @@ def _measure(
 
 
 def _rows(path: Path) -> dict[tuple[str, int], Row]:
-    rows = read_results(path)["rows"] if path.exists() else []
+    rows = read_results(path).get("advice", []) if path.exists() else []
     return {(row["federation"], row["seed"]): row for row in rows}
 
 
