@@ -56,7 +56,7 @@ lock: $(READY)
 	@$(BIN)/python tools/release/lock.py torch==$(TORCH) $(ARGS)
 
 demo: $(READY)
-	@$(BIN)/python -m fedclade compare quickstart --methods fedavg,local,ifca,fedsem,flis_hc,flt,cfl,clade
+	@$(BIN)/python -m fedclade compare quickstart --methods fedavg,local,ifca,fedsem,flis_hc,flt,cfl,clade_groups,clade
 
 test: $(TOOLS)
 	@$(PYTEST) -m "not slow and not docs"

@@ -127,8 +127,8 @@ def measured(
 
 
 def rivals(rows: list[dict[str, Any]], federation: str) -> list[str]:
-    """The methods to compare: Clade and its variants, and the two strongest rivals on the seeds on
-    which Clade was tuned, with and without its server.
+    """The two strongest rivals on the seeds on which Clade was tuned: with default settings, and
+    with Clade's server.
     """
     of: dict[str, list[float]] = {}
     for row in rows:
@@ -149,7 +149,15 @@ def compared(rows: list[dict[str, Any]], data: str, federation: str) -> Iterable
     """The methods that are measured on a federation."""
     also = [] if federation in FEDERATIONS else ["lg_fedavg", "ditto", "scaffold"]
     strongest = rivals(rows, federation) if federation in FEDERATIONS else []
-    names = ["clade", "clade_groups", "oracle", "fedavg", "fedavg+server", "local", "fedavg_finetune"]
+    names = [
+        "clade",
+        "clade_groups",
+        "oracle",
+        "fedavg",
+        "fedavg+server",
+        "local",
+        "fedavg_finetune",
+    ]
     return dict.fromkeys([*names, *strongest, *also])
 
 
@@ -179,7 +187,8 @@ def main() -> None:
                 known.add(key)
 
     def write() -> None:
-        write_results(args.out, {"about": environment_info(), "rows": rows})
+        chosen = {federation: rivals(rows, federation) for federation in FEDERATIONS}
+        write_results(args.out, {"about": environment_info(), "rivals": chosen, "rows": rows})
 
     if not any(row["data"] == "digits" and row["seed"] in TUNED_ON for row in rows):
         for row in read_results(OUT.with_name("all_methods.json"))["rows"]:
@@ -190,7 +199,7 @@ def main() -> None:
         for seed in TUNED_ON:
             for method in ("clade", *(f"{name}+server" for name in WITH_SERVER)):
                 measure("digits", federation, method, seed)
-        write()
+    write()
     for data in args.data:
         federations = FEDERATIONS if data == "digits" else IMAGE_FEDERATIONS
         seeds = list(REPORTED.get(data, FEW_SEEDS))[: args.seeds]

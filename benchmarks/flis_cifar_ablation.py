@@ -173,21 +173,21 @@ def measure(name: str, seed: int, rounds: int, root: str | None, device: str) ->
         epochs=epochs,
         momentum=variant.momentum,
         eval_every=EVERY,
-        fine_tune_epochs=epochs,
+        personal=fc.PersonalConfig("finetune", epochs, every=EVERY),
         seed=seed,
         device=device,
         profile=name == "table",
     )
     if result.profile is not None:
         print(result.profile, flush=True)
-    tuned = [row["accuracy_tuned"] or 0.0 for row in result.history if "accuracy_tuned" in row]
+    tuned = [row["accuracy"] or 0.0 for row in result.history if "accuracy_shared" in row]
     return {
         "variant": name,
         "seed": seed,
         "rounds": rounds * variant.longer,
-        "tuned": result.summary["accuracy_tuned"],
+        "tuned": result.summary["accuracy"],
         "best": max(tuned),
-        "served": result.summary["accuracy"],
+        "served": result.summary["accuracy_shared"],
         "by_round": tuned,
         "seconds": result.summary["seconds"],
     }

@@ -111,6 +111,7 @@ __all__ = [
     "Method",
     "Oracle",
     "PerFedAvg",
+    "PersonalConfig",
     "Result",
     "ServerConfig",
     "Simulator",

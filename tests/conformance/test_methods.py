@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 
 from fedclade import (
+    APFL,
     FLT,
     IFCA,
     PCAHC,
@@ -54,8 +55,9 @@ CASES: dict[str, Callable[[], Method]] = {
     "lg_fedavg, head local": lambda: LGFedAvg(local_layers=("fc2",)),
     "fedavg_finetune, given": lambda: FedAvgFineTune(fine_tune_epochs=1, alpha=0.5),
     "fedbabu, head": lambda: FedBABU(fine_tune="head", fine_tune_epochs=1),
-    "fedrep, no tuning": lambda: FedRep(head_epochs=1, final_head_epochs=0),
-    "ditto, given": lambda: Ditto(lam=0.5),
+    "fedrep, no tuning": lambda: FedRep(head_epochs=1, final_head_epochs=0, weights="examples"),
+    "ditto, given": lambda: Ditto(lam=0.5, weights="clients"),
+    "apfl, outputs": lambda: APFL(mix="outputs"),
     "fedala, two layers": lambda: FedALA(top_layers=("fc1", "fc2"), first_passes=2),
 }
 

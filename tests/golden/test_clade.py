@@ -2,8 +2,9 @@
 
 Client 0 has 20 samples of class 0, client 1 has 20 of class 1, client 2 has 10 of each. Together
 the classes have π = (1/2, 1/2). Two samples of different clients are of one class with the chance
-Q = (30² + 30² - 1000) / (60² - 1200) = 1/3, two samples of one client with S = (20 + 20 + 2 · 10 · 9
-/ 19) / 60. So (S - Q) / (1 - Q) = 14/19 and κ = (1 - 14/19) / (14/19) = 5/14.
+Q = (30² + 30² - 1000) / (60² - 1200) = 1/3, two samples of one client with
+S = (20 + 20 + 2 · 10 · 9 / 19) / 60. So (S - Q) / (1 - Q) = 14/19 and
+κ = (1 - 14/19) / (14/19) = 5/14.
 """
 
 from __future__ import annotations

@@ -47,14 +47,21 @@ def model() -> nn.Module:
     return layers
 
 
-def served(method: Method, data: Clients, lr: float = 0.0, rounds: int = 1) -> tuple[Tree, Any]:
+def served(
+    method: Method,
+    data: Clients,
+    lr: float = 0.0,
+    rounds: int = 1,
+    cohort: list[int] | None = None,
+) -> tuple[Tree, Any]:
     """The parameters of each client's module after these rounds, and the federation."""
     objective = Objective(model())
     bound = method.with_local_config(LocalTraining(objective, lr=lr, batch_size=4))
     fed, ids = Simulator(data), torch.arange(len(data))
     state = bound.init(fed, objective.params(), key=0)
     for number in range(rounds):
-        state = bound.round(fed, state, ids, key=fold_in(0, "round", number))
+        clients = ids if cohort is None else torch.tensor(cohort)
+        state = bound.round(fed, state, clients, key=fold_in(0, "round", number))
     return fed.models_of(bound.assign_models(state, ids), ids, bound.personalization_program()), fed
 
 
@@ -105,6 +112,14 @@ def test_the_store_has_all_training_samples_of_its_client_and_no_padding() -> No
         found = torch.stack([params["features"][client][real, 0], labels[real]], 1).tolist()
         expected = sorted([2 * x, float(y)] for x, y in rows)
         assert torch.allclose(torch.tensor(sorted(found)), torch.tensor(expected))
+
+
+def test_a_client_that_never_trained_has_the_models_of_the_others_and_its_own_store() -> None:
+    params, _ = served(KNNPer(), clients(), lr=0.1, cohort=[0, 1])
+    assert len(params["model.0.weight"].unique()) == 1
+    assert float(params["model.0.weight"][0]) != 2.0  # it is the trained one
+    assert int((params["labels"][2] >= 0).sum()) == 25
+    assert float(params["knn_weight"][2]) != 0.5  # chosen, not the default
 
 
 HELD = [4, 9, 14, 19, 24]  # every fifth sample of the third client

@@ -88,8 +88,9 @@ def test_flis_table_3_is_measured_after_local_training() -> None:
     for row in table.rows:
         for name in row.paper:
             assert "_to_tuned " in table.metric_of(table.column(name))
-    run = settings("flis_3", "FLIS-HC", "CIFAR-10 20 %, rounds")["run"]
-    assert (run["eval_every"], run["fine_tune_epochs"], run["fine_tune_every"]) == (1, 10, 20)
+    tables = settings("flis_3", "FLIS-HC", "CIFAR-10 20 %, rounds")
+    assert tables["run"]["eval_every"] == 1
+    assert tables["personal"] == {"layer": "finetune", "epochs": 10, "every": 20}
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ STATEMENTS = [
         "flis_2",
         {"partition.name": "dirichlet", "partition.alpha": 0.1, "partition.balanced": True},
     ),
-    Statement("3.3: accuracy after local training", "flis_3", {"run.fine_tune_epochs": 10}),
+    Statement("3.3: accuracy after local training", "flis_3", {"personal.epochs": 10}),
     # CFL
     Statement("II: d=100 and m=3k", "cfl_figure3", {"study.dimensions": 100, "study.members": 3}),
     Statement("VI-A: convolutional networks", "cfl_figure5", {"model.name": is_cnn, **CFL_CLIENTS}),

@@ -86,6 +86,8 @@ def main() -> None:
     parser.add_argument("files", type=Path, nargs="+")
     for file in parser.parse_args().files:
         outcome = from_json(read_results(file))
+        if outcome.quick:
+            raise SystemExit(f"{file}: measured with --quick; its numbers are no results.")
         path = RESULTS / f"{outcome.table}.json"
         if path.exists():
             outcome = merged(from_json(read_results(path)), outcome)

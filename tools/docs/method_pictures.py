@@ -242,7 +242,15 @@ PICTURES: dict[str, tuple[str, list[tuple[Glyph, str, str]]]] = {
         ],
     ),
     "clade": (
-        "Clade: the clients' gradients, once",
+        "Clade: class priors, groups and shared layers",
+        [
+            (signatures, "1. Priors and groups", "class shares; signatures of gradients"),
+            (BY_GROUP, "2. Candidates side by side", "groups, merged groups, one for all"),
+            (linked, "3. Held-out samples decide", "groups with one p(x) share layers"),
+        ],
+    ),
+    "clade_groups": (
+        "CladeGroups: the clients' gradients, once",
         [
             (signatures, "1. One signature per client", "the mean gradient of the initial model"),
             (tree("noise"), "2. A tree, and trees of noise", "groups only if it exceeds them"),

@@ -1,10 +1,10 @@
-"""docs/images/quickstart.svg: the clients of the quickstart as Clade groups them, and what each
-client gains over FedAvg.
+"""docs/images/quickstart.svg: the clients of the quickstart as CladeGroups groups them, and what
+each client gains over FedAvg.
 
 python tools/docs/quickstart_picture.py [--out docs/images/quickstart.svg]
 
-Both runs are the preset as it is. The map has the first two principal components of what Clade
-groups by, its whitened signatures.
+Both runs are the preset as it is. The map has the first two principal components of what
+CladeGroups groups by, its whitened signatures.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def train(method: str, folder: Path) -> Result:
 
 def picture() -> str:
     with tempfile.TemporaryDirectory() as folder:
-        clade, fedavg = (train(name, Path(folder) / name) for name in ("clade", "fedavg"))
-        known = plot_data.read(Path(folder) / "clade")
+        clade, fedavg = (train(name, Path(folder) / name) for name in ("clade_groups", "fedavg"))
+        known = plot_data.read(Path(folder) / "clade_groups")
     if known is None or known.features is None:
-        raise SystemExit("the run kept nothing of what Clade grouped by")
+        raise SystemExit("the run kept nothing of what CladeGroups grouped by")
     groups = np.unique(np.asarray(clade.clusters), return_inverse=True)[1]
     points = PCA(2, random_state=0).fit_transform(known.features)
     before, after = (np.asarray(each.clients["accuracy"], dtype=float) for each in (fedavg, clade))
     title = (
         f"The quickstart: {len(groups)} clients, {groups.max() + 1} groups found; FedAvg"
-        f" {before.mean():.1f} %, Clade {after.mean():.1f} %"
+        f" {before.mean():.1f} %, CladeGroups {after.mean():.1f} %"
     )
     parts = [
         (
@@ -119,19 +119,26 @@ def _gains(before: np.ndarray, after: np.ndarray, groups: np.ndarray) -> list[st
         ]
     worst = max(1, len(before) // 10)
     middle = (left + right) / 2
-    for name, each, x in (("○ FedAvg", before, middle - 103), ("● Clade", after, middle + 103)):
+    dots = (("○ FedAvg", before, middle - 103), ("● CladeGroups", after, middle + 103))
+    for name, each, x in dots:
         parts.append(
             words(
                 x,
                 TOP + SIDE + 22,
-                f"{name} {each.mean():.1f}, worst tenth {np.sort(each)[:worst].mean():.1f}",
+                f"{name} {each.mean():.1f}, worst {np.sort(each)[:worst].mean():.1f}",
                 INK,
                 12,
             )
         )
     return [
         *parts,
-        words(middle, TOP + SIDE + 40, "clients, sorted by accuracy under FedAvg", "#565d68", 11.5),
+        words(
+            middle,
+            TOP + SIDE + 40,
+            "clients, by accuracy under FedAvg; worst: the worst tenth",
+            "#565d68",
+            11.5,
+        ),
     ]
 
 

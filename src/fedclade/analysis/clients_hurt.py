@@ -30,7 +30,11 @@ def shares_hurt(measured: Sequence[Measured]) -> dict[str, dict[str, float]]:
 
 
 def _against(baseline: str, measured: Sequence[Measured]) -> dict[str, float] | None:
-    base_runs = [run for run in measured if run.summary["method"] == baseline]
+    base_runs = [
+        run
+        for run in measured
+        if run.summary["method"] == baseline and "loss_shared" not in run.summary
+    ]
     if len({run.title for run in base_runs}) != 1:
         return None
     shares: dict[str, list[float]] = {}

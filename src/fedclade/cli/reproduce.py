@@ -23,6 +23,7 @@ from fedclade.cli.options import (
     comma_separated,
 )
 from fedclade.cli.progress import display
+from fedclade.cli.result_tables import show_hurt
 from fedclade.cli.run_monitoring import resumable_errors
 from fedclade.errors import InvalidInputError, WriteError
 
@@ -212,6 +213,10 @@ def _all_tables(options: Options, folder: Path, done_only: bool, jobs: int, quie
         raise typer.Exit(1)
 
 
+def _decimal(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
 def _show(result: Outcome) -> None:
     from fedclade.reproduce.compare_to_paper import in_words
     from fedclade.reproduce.markdown import (
@@ -246,7 +251,15 @@ def _show(result: Outcome) -> None:
             pad_edge=False,
             padding=(0, 1, 0, 0),
         )
-        for heading in ("", "paper", "measured", "difference", ""):
+        spreads = {
+            heading: name
+            for heading, name in {
+                "var.": "accuracy_variance",
+                "worst10": "accuracy_worst10",
+            }.items()
+            if any(name in cell.fairness for cell in cells)
+        }
+        for heading in ("", "paper", "measured", "difference", "", *spreads):
             cell_table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
         for cell in cells:
             cell_table.add_row(
@@ -255,8 +268,10 @@ def _show(result: Outcome) -> None:
                 spread(cell),
                 signed(cell.difference),
                 in_words(cell),
+                *(_decimal(cell.fairness.get(name)) for name in spreads.values()),
             )
         out_console.print(cell_table)
+        show_hurt({cell.row: cell.fairness for cell in cells})
     for line in sizes_in_words(result):
         out_console.print(line, markup=False)
     if any(cell.imported for cell in result.cells):

@@ -80,7 +80,6 @@ def _members(result: Result) -> list[tuple[str, str]]:
 
 
 def show_comparison(rows: list[dict[str, Any]]) -> None:
-    from fedclade.analysis.clients_hurt import BASELINES
     from fedclade.training.metrics import own_names
 
     # Targets that are numbers have no accuracy.
@@ -130,13 +129,23 @@ def show_comparison(rows: list[dict[str, Any]]) -> None:
         width=max(out_console.width, _WIDTH + 12 * len(more) + max(0, longest - _NAME)),
         crop=False,
     )
+    show_hurt({row["method"]: row for row in rows})
+
+
+def show_hurt(rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print the shares of clients that are worse off than with a baseline, by the names of the
+    rows that have them.
+    """
+    from fedclade.analysis.clients_hurt import BASELINES
+
     for baseline in BASELINES:
         name = f"hurt_against_{baseline}"
-        hurt = [f"{row['method']} {row[name]:.1f}" for row in rows if row.get(name) is not None]
+        hurt = [f"{row} {own[name]:.1f}" for row, own in rows.items() if own.get(name) is not None]
         if hurt:
             out_console.print(
                 f"Clients that are worse off than with {baseline}, %: {', '.join(hurt)}",
                 soft_wrap=True,
+                markup=False,
             )
 
 

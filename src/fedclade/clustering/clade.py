@@ -2,7 +2,8 @@
 
 Sample means are whitened with the pooled within-client scatter, so one unit is one standard
 deviation of the sampling noise at n = 1. Size-weighted Ward linkage merges by the two-sample
-statistic, and the tree is compared with trees of pure noise.
+statistic, and the tree is compared with trees of pure noise. Above 5,000 clients the leaves of all
+these trees are micro-clusters, so no matrix has a row and a column for each client.
 
 With differential privacy a client adds noise of variance v to each number of its sum, which is
 v / n² in its mean. With Σ the covariance of the samples, n times the covariance of the mean of n
@@ -12,10 +13,13 @@ samples is then Σ + v/n · I. Unlike sampling noise alone, it depends on the cl
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
-from fedclade.clustering.linkage import cut_ratio, weighted_ward
+from fedclade.clustering.linkage import LinkageMatrix, cut_ratio, micro_clusters, weighted_ward
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -27,6 +31,12 @@ _DEGREES_PER_DIMENSION = 8
 _LEAST_EIGENVALUE = 1e-6
 # With many clients the noise trees differ little, so a few are enough.
 _MANY_CLIENTS, _RUNS_FEW, _RUNS_MANY = 150, 20, 3
+# Up to this number of clients a leaf of a tree is a client; beyond, a micro-cluster.
+EXACT_UP_TO = 5000
+# A pass leaves a quarter of the leaves, and at least `_FEWEST`. A block that keeps 250 of 1,000 has
+# room for the clusters of about a hundred groups.
+_MERGED, _FEWEST, _BLOCK = 4, 2500, 1000
+_ROWS = 8192  # of clients whose distances to all centers are computed in one step
 
 
 def whitening_matrix(scatter: Array, degrees: float) -> Array:
@@ -53,17 +63,31 @@ def rank(scatter: Array) -> int:
     return int((eigenvalues > _LEAST_EIGENVALUE * max(eigenvalues[-1], 0.0)).sum())
 
 
-def null_top_height(size: Array, dimensions: int, rng: np.random.Generator) -> float:
-    """The largest top merge cost among several trees of clients without groups.
+def null_top_heights(size: Array, dimensions: int, rng: np.random.Generator) -> Iterator[float]:
+    """The top merge costs of several trees of clients without groups, one tree at a time.
 
     Args:
         size: (M,) the sizes n of the clients.
         dimensions: the numbers of a mean.
         rng: draws the noise.
     """
-    runs = _RUNS_FEW if len(size) < _MANY_CLIENTS else _RUNS_MANY
-    noise = (rng.normal(size=(len(size), dimensions)) / np.sqrt(size)[:, None] for _ in range(runs))
-    return max(float(weighted_ward(z, size)[-1, 2]) for z in noise)
+    for _ in range(_RUNS_FEW if len(size) < _MANY_CLIENTS else _RUNS_MANY):
+        noise = rng.normal(size=(len(size), dimensions))
+        noise /= np.sqrt(size)[:, None]
+        yield float(_tree(noise, size, rng)[0][-1, 2])
+
+
+def _tree(z: Array, size: Array, rng: np.random.Generator) -> tuple[LinkageMatrix, Labels]:
+    """Ward's tree, and the leaf of each client: the client, or its micro-cluster if there are more
+    than `EXACT_UP_TO` clients.
+    """
+    leaf, center, weight = np.arange(len(z)), z, size
+    while len(center) > EXACT_UP_TO:
+        clusters = max(len(center) // _MERGED, _FEWEST)
+        micro = micro_clusters(center, weight, clusters, _BLOCK, rng)
+        center, weight = _centers(center, weight, micro, int(micro.max()) + 1)
+        leaf = micro[leaf]
+    return weighted_ward(center, weight), leaf
 
 
 def split_group(
@@ -94,10 +118,12 @@ def split_group(
     if clients < 3 or dimensions < 2:
         return np.zeros(clients, np.int64)
     z = mean[:, :dimensions] @ whitening_matrix(scatter[:dimensions, :dimensions], degrees)
-    tree = weighted_ward(z, size)
-    if tree[-1, 2] <= noise_ratio * null_top_height(size, dimensions, rng):
+    tree, leaf = _tree(z, size, rng)
+    top = float(tree[-1, 2])
+    # One noise tree that is high enough decides: most groups need no more.
+    if any(top <= noise_ratio * height for height in null_top_heights(size, dimensions, rng)):
         return np.zeros(clients, np.int64)
-    return lloyd_refine(z, size, cut_ratio(tree))
+    return lloyd_refine(z, size, cut_ratio(tree)[leaf])
 
 
 def lloyd_refine(z: Array, size: Array, labels: Labels) -> Labels:
@@ -112,9 +138,8 @@ def lloyd_refine(z: Array, size: Array, labels: Labels) -> Labels:
         labels: (M,) the clusters to start from.
     """
     while True:
-        share = np.eye(labels.max() + 1)[labels] * size[:, None]
-        center = share.T @ z / share.sum(0)[:, None]
-        nearest = _square_distances(z, center).argmin(1)
+        center, _ = _centers(z, size, labels, int(labels.max()) + 1)
+        nearest = _nearest_center(z, center)
         if (nearest == labels).all() or len(np.unique(nearest)) <= labels.max():
             return labels
         labels = nearest
@@ -173,12 +198,38 @@ def assign_new(
         labels: (N,) their groups.
         groups: the number of groups.
     """
-    share = np.eye(groups)[labels] * known_size[:, None]
-    weight = share.sum(0)
-    center = share.T @ known / np.maximum(weight, 1e-12)[:, None]
-    ward = size[:, None] * weight / (size[:, None] + weight) * _square_distances(mean, center)
-    nearest: Labels = np.where(weight > 0, ward, np.inf).argmin(1)
+    center, weight = _centers(known, known_size, labels, groups)
+    nearest = np.empty(len(mean), np.int64)
+    for rows in _row_blocks(len(mean)):
+        n = size[rows, None]
+        ward = n * weight / (n + weight) * _square_distances(mean[rows], center)
+        nearest[rows] = np.where(weight > 0, ward, np.inf).argmin(1)
     return nearest
+
+
+def _centers(z: Array, size: Array, labels: Labels, groups: int) -> tuple[Array, Array]:
+    """The mean (groups, e) and the size (groups,) of each group; 0 of an empty one."""
+    share = (
+        np.eye(groups)[labels] * size[:, None]
+        if len(z) <= EXACT_UP_TO
+        else csr_array((size, labels, np.arange(len(z) + 1)), shape=(len(z), groups))
+    )
+    weight = np.asarray(share.sum(0))
+    return share.T @ z / np.maximum(weight, 1e-12)[:, None], weight
+
+
+def _nearest_center(z: Array, center: Array) -> Labels:
+    """(M,) the nearest center of each point."""
+    if len(z) <= EXACT_UP_TO:
+        return np.asarray(_square_distances(z, center).argmin(1))
+    squares, nearest = (center**2).sum(1), np.empty(len(z), np.int64)
+    for rows in _row_blocks(len(z)):
+        nearest[rows] = (squares - 2 * z[rows] @ center.T).argmin(1)
+    return nearest
+
+
+def _row_blocks(rows: int) -> list[slice]:
+    return [slice(start, start + _ROWS) for start in range(0, rows, _ROWS)]
 
 
 def _square_distances(z: Array, centers: Array) -> Array:

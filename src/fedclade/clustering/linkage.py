@@ -110,6 +110,50 @@ def weighted_ward(
     return _sorted(merges, clients)
 
 
+def micro_clusters(
+    points: NDArray[np.floating[Any]],
+    weight: NDArray[np.number[Any]],
+    clusters: int,
+    block: int,
+    rng: np.random.Generator,
+) -> NDArray[np.int64]:
+    """Many small clusters of clients, for a tree of more clients than an M × M matrix can have.
+
+    The clients are divided at random into blocks, each block gets a tree of its own, and the M −
+    `clusters` cheapest merges of all trees are applied. A random block is a sample of all clients,
+    so the clusters differ by no direction that the clients do not differ by. (Blocks of neighbors
+    would: the tree of clusters of pure noise then has a top that is several times too high.)
+
+    The time is O(M · `block`), the memory O(`block`²).
+
+    Args:
+        points: (M, e) the means of the clients.
+        weight: (M,) their sizes.
+        clusters: the number of clusters, from the number of blocks to M. There are fewer if merges
+            have equal heights.
+        block: the largest number of clients of a block.
+        rng: draws the blocks.
+    """
+    clients = len(points)
+    blocks = np.array_split(rng.permutation(clients), -(-clients // block))
+    require(
+        len(blocks) <= clusters <= clients,
+        "clusters",
+        clusters,
+        f"must be between the number of blocks, {len(blocks)}, and of clients, {clients}",
+    )
+    trees = [weighted_ward(points[members], weight[members]) for members in blocks]
+    heights = np.concatenate([_heights(tree) for tree in trees])
+    merges = clients - clusters
+    highest = np.partition(heights, merges - 1)[merges - 1] if merges else -np.inf
+    labels, formed = np.empty(clients, np.int64), 0
+    for members, tree in zip(blocks, trees, strict=True):
+        inner = _labels(tree, int(np.searchsorted(tree[:, 2], highest, side="right")))
+        labels[members] = formed + inner
+        formed += int(inner.max()) + 1
+    return canonical_labels(labels)
+
+
 def _costs(points: NDArray[np.float64], n: NDArray[np.float64]) -> NDArray[np.floating[Any]]:
     """Ward's cost for every pair of clients, infinite on the diagonal."""
     clients = len(points)

@@ -43,4 +43,5 @@ def first_clients(clients: Clients, count: int) -> Clients:
         train=RaggedIndex(clients.train.index[:end], clients.train.offsets[: count + 1]),
         test_part_id=clients.test_part_id[:count],
         validation=None,
+        later=None,
     )

@@ -141,7 +141,25 @@ def optimizer_step(
         only=only,
         gradient_scale=gradient_scale,
     )
-    w = {name: params[name] for name in gradient}
+    after, state = step_along(local, {name: params[name] for name in gradient}, state, gradient, lr)
+    return params | after | statistics, state
+
+
+def step_along(
+    local: LocalTraining, w: Tree, state: Tree, gradient: Tree, lr: Tensor
+) -> tuple[Tree, Tree]:
+    """One step of the client's optimizer along a gradient that is known, with weight decay.
+
+    Args:
+        local: the optimizer and its settings.
+        w: the weights.
+        state: the optimizer's state, as `initial_optimizer_state` and this function return it.
+        gradient: the gradient, one tensor for each weight.
+        lr: the learning rate.
+
+    Returns:
+        The new weights and the new state.
+    """
     if local.weight_decay and local.optimizer != "adamw":
         gradient = tree_map(lambda g, w: g + local.weight_decay * w, gradient, w)
     elif local.weight_decay:
@@ -149,7 +167,7 @@ def optimizer_step(
     if local.optimizer == "sgd":
         if local.momentum:
             gradient = tree_map(lambda v, g: local.momentum * v + g, state, gradient)
-        after = params | tree_map(lambda w, v: w - lr * v, w, gradient) | statistics
+        after = tree_map(lambda w, v: w - lr * v, w, gradient)
         return after, gradient if local.momentum else {}
     mean = tree_map(lambda m, g: BETA1 * m + (1 - BETA1) * g, strip_prefix("mean", state), gradient)
     square = tree_map(
@@ -161,7 +179,7 @@ def optimizer_step(
         size, root = per_client(lr / (1 - power1), w), per_client((1 - power2).sqrt(), w)
         return w - size * m / (v.sqrt() / root + EPSILON)
 
-    return params | tree_map(moved, w, mean, square) | statistics, {
+    return tree_map(moved, w, mean, square), {
         **add_prefix("mean", mean),
         **add_prefix("square", square),
         "beta1_power": power1,
@@ -207,11 +225,22 @@ def loss_gradient(
     gradient = {name: after[name] for name in zeros if name in after}
     if clip_norm:
         axes = 1 if isinstance(batch, ClientStackedBatch) else 0
-        squares = [g.square().flatten(axes).sum(-1) for g in gradient.values()]
-        norm = torch.stack(squares).sum(0).sqrt()
-        factor = (clip_norm / (norm + 1e-6)).clamp_max(1.0)  # as in torch's clip_grad_norm_
-        gradient = tree_map(lambda g: g * per_client(factor, g), gradient)
+        gradient = clip_gradient(gradient, clip_norm, axes)
     return gradient, {name: after[name] for name in objective.statistics if name in after}
+
+
+def clip_gradient(gradient: Tree, clip_norm: float, axes: int = 0) -> Tree:
+    """The gradient, shortened to a norm of at most `clip_norm` as torch's clip_grad_norm_ does.
+
+    Args:
+        gradient: the gradient of one client, or of a stack of clients.
+        clip_norm: the largest norm.
+        axes: the number of axes of clients: 1 for a stack.
+    """
+    squares = [g.square().flatten(axes).sum(-1) for g in gradient.values()]
+    norm = torch.stack(squares).sum(0).sqrt()
+    factor = (clip_norm / (norm + 1e-6)).clamp_max(1.0)
+    return tree_map(lambda g: g * per_client(factor, g), gradient)
 
 
 def _added(tree: Tree, plus: Tree) -> Tree:

@@ -9,6 +9,7 @@ from fedclade.data.image_encoding import ImageEncoding
 from fedclade.data.image_folders import from_images
 from fedclade.data.partitioning.apply_scheme import PARTITIONS, partition
 from fedclade.data.partitioning.base import Scheme, Split
+from fedclade.data.partitioning.drift import Drift
 from fedclade.data.partitioning.feature_clusters import FeatureClusters
 from fedclade.data.partitioning.grouped import (
     LabelClusters,
@@ -32,6 +33,7 @@ __all__ = [
     "Dataset",
     "Description",
     "Dirichlet",
+    "Drift",
     "EarthMovers",
     "FeatureClusters",
     "FlippedId",

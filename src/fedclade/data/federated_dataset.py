@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import torch
@@ -51,6 +52,25 @@ class RaggedIndex:
 
 
 @dataclass(frozen=True, eq=False)
+class LaterData:
+    """The data that clients have from a round on: other versions of the same samples.
+
+    Part i of `train` and of `validation` has a row for each row of client i's first data, in the
+    same order, so a sample stays training, validation or test data.
+    """
+
+    rounds: Tensor  # (clients,) the first round with these data; 0: the client's data never change
+    train: RaggedIndex
+    test_part_id: Tensor  # (clients,)
+    groups: Tensor | None = None  # (clients,) the true group of each, where it is known
+    validation: RaggedIndex | None = None
+
+    def have_changed(self, round_number: int) -> Tensor:
+        """(clients,) whether each client has these data in this round."""
+        return (self.rounds > 0) & (self.rounds <= round_number)
+
+
+@dataclass(frozen=True, eq=False)
 class Clients:
     """The data of all clients. Images stay as they came (uint8 is read as x / 255 when a batch is
     made).
@@ -88,6 +108,7 @@ class Clients:
     encoding: Encoding | None = None  # what was learnt from a table, texts or images
     # for clients of `data.path`: the other settings of [data]; there is no [partition] then
     data_origin: dict[str, Any] = field(default_factory=dict)
+    later: LaterData | None = None  # None: no client's data change during a run
 
     def __len__(self) -> int:
         return len(self.train)
@@ -169,7 +190,7 @@ class Clients:
             raise InvalidInputError(
                 "data.validation: these clients have validation data already.", "data.validation"
             )
-        train, validation = self._split_training(float(share), split_seed)
+        train, validation, later, later_validation = self._split_training(float(share), split_seed)
         origin: dict[str, Any] = {"validation": float(share)}
         if seed is not None:
             origin["validation_seed"] = int(seed)
@@ -178,6 +199,12 @@ class Clients:
             train=RaggedIndex.of(train),
             validation=RaggedIndex.of(validation),
             validation_origin=origin,
+            later=self.later
+            and replace(
+                self.later,
+                train=RaggedIndex.of(later),
+                validation=RaggedIndex.of(later_validation),
+            ),
         )
 
     def with_probe(self, share: float, seed: int | None = None) -> Clients:
@@ -193,7 +220,7 @@ class Clients:
         """
         split_seed = self._split_seed("data.probe", share, "0.05", "data.seed", seed)
         require(self.probe is None, "data.probe", share, "these clients have probe data already")
-        train, apart = self._split_training(float(share), fold_in(split_seed, "probe"))
+        train, apart, later, _ = self._split_training(float(share), fold_in(split_seed, "probe"))
         rows = torch.cat(apart)
         require(
             len(rows) > 0,
@@ -201,7 +228,12 @@ class Clients:
             share,
             f"no client has {math.ceil(1 / share)} training samples; give a larger share",
         )
-        return replace(self, train=RaggedIndex.of(train), probe=select(self.x, rows))
+        return replace(
+            self,
+            train=RaggedIndex.of(train),
+            probe=select(self.x, rows),
+            later=self.later and replace(self.later, train=RaggedIndex.of(later)),
+        )
 
     def _split_seed(
         self, field: str, share: float, such_as: str, seed_field: str, seed: int | None
@@ -217,10 +249,12 @@ class Clients:
             require_int(seed_field, seed, 0)
         return int(self.origin.get("seed", 0) if seed is None else seed)
 
-    def _split_training(self, share: float, seed: int) -> tuple[list[Tensor], list[Tensor]]:
-        """The training rows that each client keeps, and the share of them that is set apart."""
+    def _split_training(self, share: float, seed: int) -> tuple[list[Tensor], ...]:
+        """The training rows that each client keeps, and the share of them that is set apart; then
+        the same samples in the later data.
+        """
         labels = self.y if self.classes is not None and self.y.ndim == 1 else None
-        kept, apart = [], []
+        kept, apart, later_kept, later_apart = [], [], list[Tensor](), list[Tensor]()
         for client in range(len(self)):
             rows = self.train[client]
             classes = torch.zeros_like(rows) if labels is None else labels[rows]
@@ -228,7 +262,10 @@ class Clients:
             is_apart[validation_positions(classes, share, seed)] = True
             kept.append(rows[~is_apart])
             apart.append(rows[is_apart])
-        return kept, apart
+            if self.later is not None:
+                later_kept.append(self.later.train[client][~is_apart])
+                later_apart.append(self.later.train[client][is_apart])
+        return kept, apart, later_kept, later_apart
 
     def _trial_rows(self) -> Tensor:
         """The first row, and the first one with another target, so that a loss that mixes examples
@@ -267,25 +304,69 @@ class Clients:
             self.y_test[held],
         )
 
+    def at_round(self, round_number: int) -> Clients:
+        """The clients with the data that they have in this round, which no longer change.
+
+        Args:
+            round_number: the round; the first is 1.
+        """
+        if self.later is None:
+            return self
+        later, changed = self.later, self.later.have_changed(round_number)
+
+        def chosen(now: RaggedIndex, then: RaggedIndex) -> RaggedIndex:
+            return RaggedIndex.of(
+                then[i] if is_changed else now[i] for i, is_changed in enumerate(changed.tolist())
+            )
+
+        groups, validation = self.groups, self.validation
+        if groups is not None and later.groups is not None:
+            groups = torch.where(changed, later.groups, groups)
+        if validation is not None and later.validation is not None:
+            validation = chosen(validation, later.validation)
+        return replace(
+            self,
+            train=chosen(self.train, later.train),
+            test_part_id=torch.where(changed, later.test_part_id, self.test_part_id),
+            groups=groups,
+            validation=validation,
+            later=None,
+        )
+
     def only(self, ids: Sequence[int]) -> Clients:
         """Some of the clients, numbered from 0 in this order, with the samples of these clients.
 
         Args:
             ids: the numbers of the clients.
         """
-        keep = torch.as_tensor(ids, dtype=torch.int64)
-        train = [self.train[client] for client in keep.tolist()]
-        validation = [] if self.validation is None else [self.validation[i] for i in keep.tolist()]
+        keep, later = torch.as_tensor(ids, dtype=torch.int64), self.later
+        indexes = [self.train, self.validation]
+        indexes += [later.train, later.validation] if later is not None else [None, None]
+        parts = [index[i] for index in indexes if index is not None for i in keep.tolist()]
         rows, place = torch.unique(
-            torch.cat([*train, *validation, torch.empty(0, dtype=torch.int64)]), return_inverse=True
+            torch.cat([*parts, torch.empty(0, dtype=torch.int64)]), return_inverse=True
         )
-        places = torch.split(place, [len(part) for part in (*train, *validation)])
+        places = iter(torch.split(place, [len(part) for part in parts]))
+        train, validation, later_train, later_validation = (
+            None if index is None else RaggedIndex.of(list(islice(places, len(keep))))
+            for index in indexes
+        )
+        assert train is not None
+        if later is not None and later_train is not None:
+            later = LaterData(
+                later.rounds[keep],
+                later_train,
+                later.test_part_id[keep],
+                None if later.groups is None else later.groups[keep],
+                later_validation,
+            )
         return replace(
             self,
             x=select(self.x, rows),
             y=self.y[rows],
-            train=RaggedIndex.of(places[: len(train)]),
-            validation=None if self.validation is None else RaggedIndex.of(places[len(train) :]),
+            train=train,
+            validation=validation,
+            later=later,
             test_part_id=self.test_part_id[keep],
             groups=self.groups[keep] if self.groups is not None else None,
             probe=None,

@@ -8,8 +8,11 @@ set on disk needs the package `datasets`.
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.core.inputs import Inputs, select
+from fedclade.core.inputs import Inputs, map_inputs, samples_in, tensors_of
 from fedclade.core.names import Names, checked_client_names, checked_names
 from fedclade.data import array_checks
 from fedclade.data.client_rows import Rows, check_test_share, clients_of_rows, is_test_row
@@ -29,6 +32,8 @@ from fedclade.io import safe_read
 
 Array: TypeAlias = NDArray[np.generic]
 _SPLITS = ("train", "test")
+_BLOCK_BYTES = 1 << 26  # of inputs that are read at once
+_SHARE_OF_MEMORY = 0.5  # that inputs in memory may need
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,10 @@ def from_hf(
     test: float = 0.2,
     seed: int = 0,
 ) -> Clients:
-    """Make clients from a data set of Hugging Face. The columns are read into memory.
+    """Make clients from a data set of Hugging Face.
+
+    Inputs of more than half of the machine's memory are copied once, some rows at a time, to a
+    temporary file that is memory-mapped: a run then reads the samples of its batches only.
 
     Args:
         data: A `datasets.Dataset`; a `DatasetDict` with the splits train and test; the folder of
@@ -87,7 +95,7 @@ def from_hf(
         "must be the name of a column, or several",
     )
     tables = _tables(data, client)
-    needed = [*columns, target, *([] if client is None else [client])]
+    needed = [target, *([] if client is None else [client])]
     read = [_read(table, needed) for table in tables]
     joined = {name: _joined(name, tables, [part[name] for part in read]) for name in needed}
     features = tables[0].data.features
@@ -98,19 +106,19 @@ def from_hf(
         client_names = checked_client_names([str(table.client) for table in tables], "client")
         sizes = torch.tensor([len(table.data) for table in tables])
         numbers = torch.arange(len(tables)).repeat_interleave(sizes)
-    inputs, labels = array_checks.samples(_inputs(joined, columns), y, "x", target)
+    labels = array_checks.targets(y, target)
     held_out = torch.cat([torch.full((len(t.data),), bool(t.is_test)) for t in tables])
     if all(table.is_test is None for table in tables):
         one_label = labels if not labels.is_floating_point() and labels.ndim == 1 else None
         held_out = is_test_row(numbers, one_label, test, seed)
-    train, rest = (
-        Rows(select(inputs, rows), labels[rows], numbers[rows]) for rows in (~held_out, held_out)
-    )
+    x_train, x_test = _read_inputs(tables, columns, held_out)
+    train = Rows(x_train, labels[~held_out], numbers[~held_out])
+    rest = Rows(x_test, labels[held_out], numbers[held_out])
     number = None if labels.is_floating_point() else int(labels.max()) + 1
     if classes is not None and number is not None:
         number = max(number, len(classes))
     return clients_of_rows(
-        train, rest, Names(client_names, classes, _feature_names(inputs, columns)), number, "hf"
+        train, rest, Names(client_names, classes, _feature_names(x_train, columns)), number, "hf"
     )
 
 
@@ -225,8 +233,8 @@ def load_saved(path: Path) -> Any:
         ) from error
 
 
-def _read(table: _Table, columns: Sequence[str]) -> dict[str, Array]:
-    """The columns of a table as arrays."""
+def _columns(table: _Table, columns: Sequence[str]) -> Any:
+    """The rows of a table with these columns, as arrays."""
     for name in columns:
         if name not in table.data.column_names:
             raise InvalidInputError(
@@ -234,12 +242,22 @@ def _read(table: _Table, columns: Sequence[str]) -> dict[str, Array]:
                 f"{nearest(name, table.data.column_names)}",
                 name,
             )
-    rows = table.data.select_columns(list(dict.fromkeys(columns))).with_format("numpy")
-    one_row = sum(np.asarray(value).nbytes for value in rows[0].values())
-    safe_read.fit(table.where or "data", len(rows) * one_row, "of columns")
-    values = rows[:]
-    arrays = {name: np.asarray(values[name]) for name in columns}
-    for name, array in arrays.items():
+    return table.data.select_columns(list(dict.fromkeys(columns))).with_format("numpy")
+
+
+def _bytes_of_a_row(rows: Any) -> int:
+    return sum(np.asarray(value).nbytes for value in rows[0].values())
+
+
+def _arrays(table: _Table, values: Mapping[str, Any]) -> dict[str, Array]:
+    """Some rows of each column."""
+    arrays: dict[str, Array] = {}
+    for name, value in values.items():
+        array = np.asarray(value)
+        feature = table.data.features[name]
+        if hasattr(feature, "shape") and feature.dtype == "uint8" and array.dtype.kind == "i":
+            array = array.astype(np.uint8)  # `datasets` makes int64 of it; it is an image
+        arrays[name] = array
         if array.dtype.kind == "O":
             raise InvalidInputError(
                 f"{table.where}column {name!r} has missing values, or rows of different shapes."
@@ -249,16 +267,98 @@ def _read(table: _Table, columns: Sequence[str]) -> dict[str, Array]:
     return arrays
 
 
+def _read(table: _Table, columns: Sequence[str]) -> dict[str, Array]:
+    """The columns of a table as arrays."""
+    rows = _columns(table, columns)
+    safe_read.fit(table.where or "data", len(rows) * _bytes_of_a_row(rows), "of columns")
+    return _arrays(table, rows[:])
+
+
+def _read_inputs(
+    tables: Sequence[_Table], columns: Sequence[str], held_out: Tensor
+) -> tuple[Inputs, Inputs]:
+    """The inputs of the training rows and of the test rows.
+
+    Args:
+        tables: the parts of the data.
+        columns: the columns of the inputs.
+        held_out: (rows of all tables,) whether each row is a test row.
+    """
+    pools: list[Inputs] = []  # of the training rows and of the test rows
+    ends = [0, 0]  # of the rows that each of them has
+    first_arrays: dict[str, Array] = {}
+    start = 0  # of a block in the rows of all tables
+    for table in tables:
+        rows = _columns(table, columns)
+        step = max(1, _BLOCK_BYTES // max(1, _bytes_of_a_row(rows)))
+        for first in range(0, len(rows), step):
+            arrays = _arrays(table, rows[first : first + step])
+            first_arrays = first_arrays or arrays
+            for name in columns:
+                _require_same_kind(name, table, arrays[name], first_arrays[name])
+            block = array_checks.inputs(
+                _inputs(arrays, columns), "x" if start == 0 else f"x[{start}:]"
+            )
+            is_test = held_out[start : start + samples_in(block)]
+            start += len(is_test)
+            if not pools:
+                pools = _pools(block, [int((~held_out).sum()), int(held_out.sum())])
+            for number, chosen in enumerate((~is_test, is_test)):
+                begin, ends[number] = ends[number], ends[number] + int(chosen.sum())
+                pairs = zip(tensors_of(pools[number]), tensors_of(block), strict=True)
+                for into, values in pairs:
+                    into[begin : ends[number]] = values[chosen]
+    return pools[0], pools[1]
+
+
+def _pools(block: Inputs, sizes: Sequence[int]) -> list[Inputs]:
+    """Tensors for inputs like these, in memory or in temporary files.
+
+    Args:
+        block: inputs.
+        sizes: the number of samples of each pool.
+    """
+    size = sum(value[0].nbytes for value in tensors_of(block)) * sum(sizes)
+    if size <= _SHARE_OF_MEMORY * safe_read.memory():
+        return [map_inputs(partial(_empty, samples=samples), block) for samples in sizes]
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise InvalidInputError(
+            f"data: inputs of {size:,} bytes need a temporary file, and {folder} has {free:,} bytes"
+            " free. Set the environment variable TMPDIR to a folder with more room.",
+            "data",
+        )
+    return [map_inputs(partial(_mapped, samples=samples), block) for samples in sizes]
+
+
+def _empty(like: Tensor, samples: int) -> Tensor:
+    return like.new_empty(samples, *like.shape[1:])
+
+
+def _mapped(like: Tensor, samples: int) -> Tensor:
+    if samples == 0:
+        return _empty(like, 0)
+    shape = (samples, *like.shape[1:])
+    # The file has no name: the system frees it when no tensor needs it any more.
+    with tempfile.TemporaryFile() as file:
+        return torch.from_numpy(np.memmap(file, like.numpy().dtype, "w+", shape=shape))
+
+
 def _joined(name: str, tables: Sequence[_Table], parts: Sequence[Array]) -> Array:
     for table, part in zip(tables, parts, strict=True):
-        if part.shape[1:] != parts[0].shape[1:] or part.dtype.kind != parts[0].dtype.kind:
-            raise InvalidInputError(
-                f"{table.where}column {name!r} has rows of shape {part.shape[1:]} and type"
-                f" {part.dtype}, other rows have shape {parts[0].shape[1:]} and type"
-                f" {parts[0].dtype}: make them equal.",
-                name,
-            )
+        _require_same_kind(name, table, part, parts[0])
     return np.concatenate(parts)
+
+
+def _require_same_kind(name: str, table: _Table, array: Array, first: Array) -> None:
+    if array.shape[1:] != first.shape[1:] or array.dtype.kind != first.dtype.kind:
+        raise InvalidInputError(
+            f"{table.where}column {name!r} has rows of shape {array.shape[1:]} and type"
+            f" {array.dtype}, other rows have shape {first.shape[1:]} and type {first.dtype}: make"
+            " them equal.",
+            name,
+        )
 
 
 def _inputs(columns: Mapping[str, Array], names: Sequence[str]) -> object:

@@ -350,10 +350,10 @@ def _copy_into(into: NDArray[Any], column: pa.ChunkedArray, missing: float) -> N
         validity, data = chunk.buffers()
         into[start:end] = np.frombuffer(data, into.dtype, offset + len(chunk))[offset:]
         if chunk.null_count:
-            bits = np.unpackbits(
-                np.frombuffer(validity, np.uint8), count=offset + len(chunk), bitorder="little"
-            )
-            into[start:end][bits[offset:] == 0] = missing
+            first = offset % 8  # the first byte holds bits of values before the chunk too
+            packed = np.frombuffer(validity, np.uint8)[offset // 8 :]
+            bits = np.unpackbits(packed, count=first + len(chunk), bitorder="little")[first:]
+            into[start:end][bits == 0] = missing
 
 
 def _finite(table: pa.Table, name: str, numbers: NDArray[np.float64]) -> NDArray[np.float64]:

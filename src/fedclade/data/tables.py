@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.core.names import Names, checked_client_names, checked_names
-from fedclade.core.rng import fold_in
 from fedclade.data.bundled_tables import BUNDLED_TABLES
+from fedclade.data.client_rows import Bools, Ints, is_held_out, rows_by_client, test_seed
 from fedclade.data.column_encoding import (
     THREADS,
     CategoryColumn,
@@ -43,15 +43,11 @@ from fedclade.data.table_columns import (
     release_memory,
     require_column,
 )
-from fedclade.data.validation_split import validation_positions
 from fedclade.errors import FedcladeWarning, InvalidInputError, is_number, require, require_int
 from fedclade.io import safe_read
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-Ints: TypeAlias = NDArray[np.int64]
-Bools: TypeAlias = NDArray[np.bool_]
 
 MAX_INTEGER_CLASSES = 10
 """Whole numbers with at most this number of different values are classes, unless `task` says."""
@@ -527,21 +523,14 @@ def _parts(
     if isinstance(settings.test, str):
         part = _named_parts(table, settings, left_out)
     part[left_out] = LEFT_OUT
-    labels = np.zeros(len(part), np.int64) if targets.classes is None else targets.values
+    labels = None if targets.classes is None else targets.values
     own_seed = settings.validation_seed
     for share, kind, seed in (
-        (
-            0.0 if isinstance(settings.test, str) else settings.test,
-            TEST,
-            fold_in(settings.seed, "test"),
-        ),
+        (0.0 if isinstance(settings.test, str) else settings.test, TEST, test_seed(settings.seed)),
         (settings.validation, VALIDATION, settings.seed if own_seed is None else own_seed),
     ):
-        if not share:
-            continue
-        for rows in _rows_by_client(client_ids, part == TRAIN):
-            positions = validation_positions(torch.from_numpy(labels[rows]), float(share), seed)
-            part[rows[positions.numpy()]] = kind
+        if share:
+            part[is_held_out(client_ids, labels, float(share), seed, part == TRAIN)] = kind
     return part
 
 
@@ -569,16 +558,6 @@ def _named_parts(table: pa.Table, settings: TableSettings, left_out: Bools) -> N
     return part
 
 
-def _rows_by_client(client_ids: Ints, chosen: Bools) -> list[Ints]:
-    """The chosen rows of each client, in the order of the table."""
-    rows = chosen.nonzero()[0]
-    ids, clients = client_ids[rows], int(client_ids.max()) + 1
-    small = np.uint16 if clients <= 1 << 16 else np.int64  # numpy sorts 16 bits ten times as fast
-    order = np.argsort(ids.astype(small), kind="stable")
-    sizes = np.bincount(ids, minlength=clients)
-    return np.split(rows[order], np.cumsum(sizes)[:-1])
-
-
 def _without_idle(
     client_ids: Ints, names: Sequence[str], idle: Bools
 ) -> tuple[Ints, tuple[str, ...]]:
@@ -602,7 +581,7 @@ def _learn(
     contribute sums only: counts, sums, sums of squared distances from the mean, and the counts of
     categories.
     """
-    by_client_rows = _rows_by_client(client_ids, train)
+    by_client_rows = rows_by_client(client_ids, len(client_names), train)
     rows = np.concatenate(by_client_rows)
     starts = np.cumsum([0, *map(len, by_client_rows[:-1])])
 
@@ -759,7 +738,7 @@ def _build(
     place[pool], place[held] = np.arange(len(pool)), np.arange(len(held))
 
     def index(kind: int) -> list[Tensor]:
-        rows = _rows_by_client(client_ids, part == kind)
+        rows = rows_by_client(client_ids, len(client_names), part == kind)
         return [torch.from_numpy(place[own]) for own in rows]
 
     def y(rows: Ints) -> Tensor:

@@ -89,6 +89,9 @@ class Engine(Federation, Protocol):
     def refresh_membership(self) -> None:
         """Look for new clients; called before each round."""
 
+    def begin_round(self, round_number: int) -> None:
+        """From now on, every client uses the data that it has in this round."""
+
     def init_client_state(self, initial: Tree) -> None:
         """Give every client this initial state (a method's `initial_client_state`)."""
 

@@ -28,7 +28,7 @@ from fedclade.core.output_metric import OutputMetric
 from fedclade.core.program import AnyProgram, ChainedProgram
 from fedclade.core.pytree import Tree, concatenate, nbytes, stack, tree_index
 from fedclade.data.client_metadata import ClientMetadata
-from fedclade.data.federated_dataset import Clients
+from fedclade.data.federated_dataset import Clients, RaggedIndex
 from fedclade.engines.accumulator import Accumulator, check_sum, ordered_results
 from fedclade.engines.base import EvalRequest, Split, Traffic
 from fedclade.engines.chunk_execution import ClientBatch, CompiledSteps, run_program
@@ -145,6 +145,7 @@ class Simulator:
         keep_freed_memory()
         self.workers = ThreadPool((threads or cores()) if self.device.type == "cpu" else 1)
         self._sizes = clients.sizes
+        self.begin_round(0)
 
     @property
     def sizes(self) -> Tensor:
@@ -153,10 +154,28 @@ class Simulator:
 
     def client_metadata(self) -> ClientMetadata:
         """The metadata of all clients."""
-        return self._clients.metadata
+        return self._metadata
 
     def refresh_membership(self) -> None:
         """Do nothing: all clients are always present."""
+
+    def begin_round(self, round_number: int) -> None:
+        """From now on, every client uses the data that it has in this round."""
+        clients, later = self._clients, self._clients.later
+        everyone, metadata = torch.arange(len(clients)), clients.metadata
+        self._parts_of, self._test_parts_of, self._metadata = (
+            everyone,
+            clients.test_part_id,
+            metadata,
+        )
+        if later is None:
+            return
+        changed = later.have_changed(round_number)
+        self._parts_of = torch.where(changed, everyone + len(clients), everyone)
+        self._test_parts_of = torch.where(changed, later.test_part_id, clients.test_part_id)
+        if clients.groups is not None and later.groups is not None:
+            groups = torch.where(changed, later.groups, clients.groups)
+            self._metadata = replace(metadata, groups=groups)
 
     def push_final_models(
         self,
@@ -213,7 +232,8 @@ class Simulator:
 
         def load(places: Tensor) -> tuple[Tensor, ClientBatch]:
             rows = assignment[places] if assignment is not None else None
-            return places, self._client_batch(self._train, ids[places], ids[places], rows)
+            parts = self._parts_of[ids[places]]
+            return places, self._client_batch(self._train, parts, ids[places], rows)
 
         def compute(loaded: tuple[Tensor, ClientBatch]) -> _ChunkResult:
             places, clients = loaded
@@ -221,7 +241,7 @@ class Simulator:
             return _ChunkResult(reply, written, self._chunk_sum(reduce, places, reply))
 
         self._run_chunks(
-            _by_size(self._train, ids),
+            _by_size(self._train, self._parts_of[ids]),
             self._width(len(ids), assignment, shared, program, self._train),
             load,
             compute,
@@ -285,7 +305,8 @@ class Simulator:
         def load(places: Tensor) -> tuple[ClientBatch, Tensor]:
             clients = evaluated[first[places]]
             rows = assignment[first[places]]
-            return self._client_batch(dataset, distinct[places, 1], clients, rows), clients
+            batch = self._client_batch(dataset, distinct[places, 1], clients, rows)
+            return batch, self._parts_of[clients]
 
         def compute(loaded: tuple[ClientBatch, Tensor]) -> Tree:
             clients, train_parts = loaded
@@ -325,12 +346,13 @@ class Simulator:
     def _parts(self, split: Split, ids: Tensor) -> tuple[DeviceDataset, Tensor]:
         """The samples of a split, and the part of each client; -1 where it has none."""
         if split == "train":
-            return self._train, ids
+            return self._train, self._parts_of[ids]
         if split == "test":
-            return self._test, self._clients.test_part_id[ids]
+            return self._test, self._test_parts_of[ids]
         if self._validation is None:
             return self._train, torch.full_like(ids, -1)
-        return self._validation, torch.where(self._validation.sizes[ids] > 0, ids, -1)
+        parts = self._parts_of[ids]
+        return self._validation, torch.where(self._validation.sizes[parts] > 0, parts, -1)
 
     def models_of(
         self,
@@ -357,7 +379,7 @@ class Simulator:
                 torch.arange(len(ids)),
                 self._width(len(ids), assignment, {}, finetune, self._train),
                 lambda places: self._client_batch(
-                    self._train, ids[places], ids[places], assignment[places]
+                    self._train, self._parts_of[ids[places]], ids[places], assignment[places]
                 ),
                 lambda clients: run_program(finetune, clients, {}, key, self._compiled)[0],
                 lambda places, params: models.append(params),
@@ -679,13 +701,23 @@ def _datasets(
     pools = (clients.x,) if shared else (clients.x, clients.x_test)
     size = sum(value.nbytes for pool in pools for value in tensors_of(pool))
     storage = _storage(size, device)
-    train = DeviceDataset(clients.x, clients.y, clients.train, device, clock, storage)
+    later = clients.later
+    parts = _joined(clients.train, None if later is None else later.train)
+    train = DeviceDataset(clients.x, clients.y, parts, device, clock, storage)
     x_test, y_test = (train.x, train.y) if shared else (clients.x_test, clients.y_test)
     test = DeviceDataset(x_test, y_test, clients.test, device, clock, storage)
     if clients.validation is None:
         return train, test, None
-    parts = clients.validation
+    parts = _joined(clients.validation, None if later is None else later.validation)
     return train, test, DeviceDataset(train.x, train.y, parts, device, clock, storage)
+
+
+def _joined(parts: RaggedIndex, later: RaggedIndex | None) -> RaggedIndex:
+    """The parts of all clients, followed by their later ones."""
+    if later is None:
+        return parts
+    offsets = torch.cat([parts.offsets, later.offsets[1:] + len(parts.index)])
+    return RaggedIndex(torch.cat([parts.index, later.index]), offsets)
 
 
 def _storage(size: int, device: torch.device) -> torch.device:

@@ -85,7 +85,7 @@ class Clade(CladeGroups):
     server_visibility: ClassVar[Needs] = "signatures"
     server_optimizer: ClassVar[ServerOptimizer] = "nesterov"
     serves_mean: ClassVar[bool] = True
-    personal_layer: ClassVar[LayerName] = "auto"
+    personal_layer: ClassVar[LayerName] = "interpolate"
     state: ClassVar[type[State]] = CladeState
 
     def __post_init__(self) -> None:

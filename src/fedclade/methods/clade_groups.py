@@ -1,4 +1,4 @@
-"""CladeGroups: groups from one signature of each client's gradients, then a model for each group."""
+"""CladeGroups: groups from one signature of each client's gradients, then a model per group."""
 
 from __future__ import annotations
 

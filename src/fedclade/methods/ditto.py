@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedclade.core.federation import Federation
-from fedclade.core.functional_model import Batch
+from fedclade.core.functional_model import Batch, Objective
 from fedclade.core.local_sgd import initial_optimizer_state, optimizer_step, per_client, sgd
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.method_state import State
 from fedclade.core.program import AnyProgram, Program, chain, natively_batched
 from fedclade.core.program_serialization import serializable_program
-from fedclade.core.pytree import Tree, add_prefix, strip_prefix, tree_map
+from fedclade.core.pytree import Tree, add_prefix, stack, strip_prefix, tree_map
 from fedclade.errors import require
-from fedclade.methods.base import Needs
+from fedclade.methods.base import Needs, check_choices
 from fedclade.methods.fedavg import FedAvg, fedavg_round
 from fedclade.programs.held_out import least_loss
 from fedclade.programs.own_model import (
@@ -28,8 +28,12 @@ from fedclade.programs.own_model import (
     untrained_client_state,
 )
 
+FIT = "fit"
+"""The prefix of the client's second model in its state, which chooses λ."""
+
 LAMBDAS = (0.1, 1.0, 2.0)
 FEW = 1  # the place of λ = 1, which clients with few samples take
+MIN_HELD_OUT = 4  # with fewer samples held out, λ is 1
 
 
 @serializable_program
@@ -39,17 +43,17 @@ def ditto(local: LocalTraining, lam: float | None) -> AnyProgram:
 
     Args:
         local: the objective and the settings of SGD.
-        lam: λ; None: the client chooses it from `LAMBDAS` by its held-out samples.
+        lam: λ; None: the client chooses it from `LAMBDAS` by its held-out samples, with a second
+            model of its own that was never trained on them. (v has seen them in earlier rounds, so
+            with v the smallest λ would win.)
     """
     if lam is not None:
         return _train_both(local, lam)
     choose = chain(
-        _candidates(local),
-        least_loss(local.objective, LAMBDAS, default=FEW),
-        lambda _, params, candidates: (candidates, {}),
+        _candidates(local), _keep_best(local.objective), lambda _, params, models: (models, {})
     )
     return chain(
-        choose, _train_both(local, None), lambda _, w, reply: (w | {"lambda": reply["chosen"]}, {})
+        choose, _train_both(local, None), lambda _, w, reply: (w | {"lambda": reply["lambda"]}, {})
     )
 
 
@@ -64,12 +68,14 @@ def _own_step(
 
 
 def _candidates(local: LocalTraining) -> Program:
-    """Trains v with each λ on the samples that are not held out. The reply has the models."""
+    """Trains the client's second model with each λ on the samples that are not held out. The reply
+    has the models.
+    """
     train = sgd(local, part="fit", stream="ditto_fit")
 
     @natively_batched
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        v = strip_prefix(OWN, memory)
+        v = strip_prefix(FIT, memory)
         carry: Tree = {}
         for number in range(len(LAMBDAS)):
             carry |= add_prefix(f"{number}/v", tree_map(torch.clone, v))
@@ -102,8 +108,31 @@ def _candidates(local: LocalTraining) -> Program:
     return replace(train, start=start, step=step, finish=finish, name="ditto_candidates")
 
 
+def _keep_best(objective: Objective) -> Program:
+    """Of the models in the parameters, the one with the least loss on the held-out samples becomes
+    the client's second model. The reply is its λ.
+    """
+    numbers = range(len(LAMBDAS))
+    choose = least_loss(objective, tuple(numbers), default=FEW)
+
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        const, carry = choose.start(broadcast, params, memory)
+        return const | memory, carry
+
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree]:
+        chosen = choose.finish(broadcast, const, carry)[0]["chosen"]
+        best = torch.where(carry["examples"] >= MIN_HELD_OUT, chosen, FEW)[None]
+        models = stack([strip_prefix(str(number), const) for number in numbers])
+        fit = tree_map(lambda value: value.index_select(0, best)[0], models)
+        own = add_prefix(OWN, strip_prefix(OWN, const)) | {TRAINED: const[TRAINED]}
+        values = torch.tensor(LAMBDAS, device=best.device)
+        return {"lambda": values.index_select(0, best)[0]}, own | add_prefix(FIT, fit)
+
+    return replace(choose, start=start, finish=finish, name="keep_best")
+
+
 def _train_both(local: LocalTraining, lam: float | None) -> Program:
-    """Trains w and v. λ is `lam`, or in the parameters if it is None."""
+    """Trains w and v in the same batches. λ is `lam`, or in the parameters if it is None."""
     train = sgd(local)
 
     @natively_batched
@@ -113,7 +142,8 @@ def _train_both(local: LocalTraining, lam: float | None) -> Program:
         carry = add_prefix("w", tree_map(torch.clone, w)) | add_prefix("v", v)
         carry |= add_prefix("optimizer", initial_optimizer_state(local, w))
         carry |= add_prefix("own_optimizer", initial_optimizer_state(local, v))
-        return params | {TRAINED: memory[TRAINED]}, carry
+        fit = add_prefix(FIT, strip_prefix(FIT, memory))
+        return params | fit | {TRAINED: memory[TRAINED]}, carry
 
     @natively_batched
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
@@ -140,7 +170,7 @@ def _train_both(local: LocalTraining, lam: float | None) -> Program:
     @natively_batched
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree]:
         own = trained_client_state(strip_prefix("v", carry), const[TRAINED])
-        return strip_prefix("w", carry), own
+        return strip_prefix("w", carry), own | add_prefix(FIT, strip_prefix(FIT, const))
 
     return replace(
         train,
@@ -160,13 +190,18 @@ class Ditto(FedAvg):
     η (∇F_k(v_k) + λ (v_k - w^t)). v_k starts at the initial model, never leaves the client, and is
     what the client uses. λ = 0 is Local; a large λ keeps v_k at w.
 
-    By default each client chooses λ from the paper's 0.1, 1 and 2 in every round: it trains v_k
-    with each of them on four fifths of its training samples, and takes the one with the least loss
-    on the last fifth; then it trains on all of them. A client with fewer than five samples takes
-    λ = 1. A client that never trained uses w.
+    By default each client chooses λ from the paper's 0.1, 1 and 2 in every round, by every fifth of
+    its training samples. v_k has seen these samples in earlier rounds. So the client has a second
+    model, which is never trained on them: it trains it with each λ on the other samples, keeps the
+    result with the least loss on these, and trains v_k with its λ on all. A client with fewer than
+    four such samples takes λ = 1, as in the paper. A client that never trained uses w.
+
+    The mean of the clients' models w is weighted by examples, as in FedAvg, or has equal weights,
+    as in the paper and the authors' code (`weights = "clients"`).
 
     Args:
         lam: λ for all clients; None: each client chooses it.
+        weights: the weights of the mean of the clients' w: "examples" or "clients".
     """
 
     name: ClassVar[str] = "ditto"
@@ -178,8 +213,10 @@ class Ditto(FedAvg):
     server_visibility: ClassVar[Needs] = "sum"
 
     lam: float | None = None
+    weights: Literal["examples", "clients"] = "examples"
 
     def __post_init__(self) -> None:
+        check_choices(self)
         require(
             self.lam is None or self.lam >= 0,
             "method.lam",
@@ -191,10 +228,12 @@ class Ditto(FedAvg):
         return "has a whole model of its own for each client"
 
     def initial_client_state(self, params: Tree) -> Tree:
-        return untrained_client_state(params)
+        second = {} if self.lam is not None else add_prefix(FIT, params)
+        return untrained_client_state(params) | second
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
-        return fedavg_round(fed, ditto(self.local, self.lam), state, cohort, key)
+        train = ditto(self.local, self.lam)
+        return fedavg_round(fed, train, state, cohort, key, weights=self.weights)
 
     def personalization_program(self) -> Program:
         return serve_own_model()

@@ -8,18 +8,16 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from fedclade.aggregation.mean import weighted_mean
-from fedclade.aggregation.server_optimizer import update_models
-from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
-from fedclade.core.functional_model import Batch
+from fedclade.core.federation import Federation
+from fedclade.core.functional_model import Batch, ClientStackedBatch
 from fedclade.core.local_sgd import chain_training, loss_gradient, per_client, sgd
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.method_state import State
 from fedclade.core.program import Program, natively_batched
 from fedclade.core.program_serialization import serializable_program
-from fedclade.core.pytree import Tree, add_prefix, stack, strip_prefix, tree_map
+from fedclade.core.pytree import Tree, add_prefix, strip_prefix, tree_map
 from fedclade.errors import InvalidInputError, require, require_int
-from fedclade.methods.base import Method, Needs
+from fedclade.methods.fedavg import FedAvg, fedavg_step
 from fedclade.programs.own_model import OWN, TRAINED, untrained_client_state
 
 SHARES = "shares"
@@ -34,7 +32,7 @@ SAMPLES = "samples"
 
 @serializable_program
 def local_aggregation(
-    local: LocalTraining, top: tuple[str, ...], rate: float, passes: int
+    local: LocalTraining, top: tuple[str, ...], rate: float, sample_share: float, passes: int
 ) -> Program:
     """Learns W_i, which stays in the client's state. The reply is θ̂, the model from which the
     client trains.
@@ -43,10 +41,11 @@ def local_aggregation(
         local: the objective and the batch size.
         top: the names of the parameters that are mixed.
         rate: the learning rate of W_i.
+        sample_share: the share of the client's samples that a pass reads, drawn in each pass.
         passes: the passes of a client that learns W_i for the first time. Other clients learn in
             the first pass only.
     """
-    train = sgd(replace(local, epochs=passes, steps=0), part="fit", stream="local_aggregation")
+    train = sgd(replace(local, epochs=passes, steps=0), stream="local_aggregation")
 
     def start_model(const: Tree, shares: Tree) -> Tree:
         """θ̂: θ, and in the top layers θ_i + (θ - θ_i) ⊙ W_i if the client has trained."""
@@ -71,9 +70,16 @@ def local_aggregation(
 
     @natively_batched
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        shares = strip_prefix(SHARES, carry)
-        gradient, _ = loss_gradient(local.objective, start_model(const, shares), batch, only=top)
-        learns = (const[LEARNED] == 0) | (carry["examples"] < const[SAMPLES])
+        assert isinstance(batch, ClientStackedBatch)
+        shares, samples = strip_prefix(SHARES, carry), const[SAMPLES]
+        # A pass is in random order, so its first samples are a random part of all samples.
+        place = carry["examples"].remainder(samples.clamp_min(1))[:, None] + torch.arange(
+            batch.weight.shape[-1], device=batch.weight.device
+        )
+        is_read = place < (sample_share * samples).ceil()[:, None]
+        part = ClientStackedBatch(batch.x, batch.y, batch.weight * is_read, batch.key)
+        gradient, _ = loss_gradient(local.objective, start_model(const, shares), part, only=top)
+        learns = (const[LEARNED] == 0) | (carry["examples"] < samples)
         step_size = broadcast["rate"] * const[TRAINED] * learns
         moved = {
             name: (
@@ -146,22 +152,23 @@ class FedALAState(State):
 
 
 @dataclass(frozen=True)
-class FedALA(Method[FedALAState]):
+class FedALA(FedAvg):
     """FedAvg in which client i starts its local training from θ̂ instead of the shared model θ: the
     lower layers are those of θ, and the top layers are θ_i + (θ - θ_i) ⊙ W_i, where θ_i is its own
     model after its last training. W_i has a number from 0 to 1 for each weight, 1 at first, and
-    learns from four fifths of the client's samples (the paper's s = 80 %):
+    learns from a random s of the client's samples:
 
         W_i <- W_i - η ∂L/∂θ̂ ⊙ (θ - θ_i), cut to [0, 1].
 
-    The first time it makes several passes, later one. (The paper's first time lasts until the loss
-    is constant, which may never be; here it is bounded.) A client uses θ̂, as in the authors'
-    evaluation; one that never trained uses θ.
+    The first time, in the client's second training, it makes several passes, later one. (The
+    paper's first time lasts until the loss is constant, which may never be; here it is bounded.) A
+    client uses θ̂ after one more pass, as in the authors' evaluation; one that never trained uses θ.
 
     Args:
         top_layers: names of the layers (or parameters) that are mixed. The default is the last
-            linear layer: the paper's p = 1.
+            linear layer: the paper's p = 1. (The authors' code counts tensors, so 1 is a bias.)
         rate: η.
+        sample_share: s, the share of the samples; drawn in each pass.
         first_passes: the passes of the first time.
     """
 
@@ -171,18 +178,21 @@ class FedALA(Method[FedALAState]):
         "Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, AAAI"
         " 2023"
     )
-    client_disclosure: ClassVar[str] = (
-        "the trained weights, once a round; the server needs only their weighted sum"
-    )
-    server_visibility: ClassVar[Needs] = "sum"
     state: ClassVar[type[State]] = FedALAState
 
     top_layers: tuple[str, ...] | None = None
     rate: float = 1.0
+    sample_share: float = 0.8
     first_passes: int = 10
 
     def __post_init__(self) -> None:
         require(self.rate > 0, "method.rate", self.rate, "must be above 0")
+        require(
+            0 < self.sample_share <= 1,
+            "method.sample_share",
+            self.sample_share,
+            "must be above 0 and at most 1",
+        )
         require_int("method.first_passes", self.first_passes, 1)
 
     def top_params(self) -> tuple[str, ...]:
@@ -209,39 +219,22 @@ class FedALA(Method[FedALAState]):
         }
 
     def init(self, fed: Federation, params: Tree, key: int) -> FedALAState:
-        everyone = torch.zeros(len(fed.sizes), dtype=torch.int64)
-        return FedALAState(stack([params]), everyone, trainings=everyone)
+        base = super().init(fed, params, key)
+        return FedALAState(base.models, base.cluster_ids, torch.zeros_like(base.cluster_ids))
 
-    def round(self, fed: Federation, state: FedALAState, cohort: Tensor, key: int) -> FedALAState:
+    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> FedALAState:
+        assert isinstance(state, FedALAState)
         # A client that trains for the second time learns W_i for the first time.
         is_first = bool((state.trainings[cohort] == 1).any())
-        results = fed.map(
-            chain_training(
-                self._aggregation(self.first_passes if is_first else 1), train_own(self.local)
-            ),
-            cohort,
-            per_client=ModelAssignment.all_same(state.models, len(cohort)),
-            key=key,
-            reduce=SegmentSum(
-                segment_ids=torch.zeros_like(cohort),
-                weights=fed.sizes[cohort],
-                num_segments=1,
-                robust_ok=True,
-            ),
-        )
-        mean = weighted_mean(results.sums, results.total_weight, fallback=state.models)
-        once_more = torch.ones_like(results.ids)
-        trainings = state.trainings.index_add(0, results.ids, once_more)
-        return update_models(fed, replace(state, trainings=trainings), mean)
-
-    def add_clients(
-        self, fed: Federation, state: FedALAState, ids: Tensor, key: int
-    ) -> FedALAState:
-        state = state.with_num_clients(len(fed.sizes))
-        return replace(state, cluster_ids=state.cluster_ids.index_fill(0, ids, 0))
+        aggregation = self._aggregation(self.first_passes if is_first else 1)
+        train = chain_training(aggregation, train_own(self.local))
+        after, ids = fedavg_step(fed, train, state, cohort, key)
+        return replace(after, trainings=after.trainings.index_add(0, ids, torch.ones_like(ids)))
 
     def personalization_program(self) -> Program:
         return self._aggregation(1)
 
     def _aggregation(self, passes: int) -> Program:
-        return local_aggregation(self.local, self.top_params(), self.rate, passes)
+        return local_aggregation(
+            self.local, self.top_params(), self.rate, self.sample_share, passes
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -25,9 +25,23 @@ def fedavg_round(
     cohort: Tensor,
     key: int,
     local_params: tuple[str, ...] = (),
+    weights: Literal["examples", "clients"] = "examples",
 ) -> S:
+    """The state after `fedavg_step`."""
+    return fedavg_step(fed, train, state, cohort, key, local_params, weights)[0]
+
+
+def fedavg_step(
+    fed: Federation,
+    train: AnyProgram,
+    state: S,
+    cohort: Tensor,
+    key: int,
+    local_params: tuple[str, ...] = (),
+    weights: Literal["examples", "clients"] = "examples",
+) -> tuple[S, Tensor]:
     """One round of FedAvg inside each cluster: the new model of a cluster is the mean of its
-    clients' trained weights, weighted by examples, or what the server's optimizer makes of it.
+    clients' trained weights, or what the server's optimizer makes of it.
 
     Args:
         fed: the federation.
@@ -36,19 +50,27 @@ def fedavg_round(
         cohort: the clients of the round.
         key: the randomness of the round.
         local_params: names of parameters that are in the clients' state instead of the models.
+        weights: "examples" weights clients by their examples, "clients" all alike.
+
+    Returns:
+        The state after the round, and the ids of the clients that replied.
     """
     clusters = state.cluster_ids[cohort]
+    sizes = fed.sizes[cohort]
     results = fed.map(
         train,
         cohort,
         per_client=ModelAssignment(state.models, clusters, local_params),
         key=key,
         reduce=SegmentSum(
-            segment_ids=clusters, weights=fed.sizes[cohort], num_segments=len(state), robust_ok=True
+            segment_ids=clusters,
+            weights=sizes if weights == "examples" else torch.ones_like(sizes),
+            num_segments=len(state),
+            robust_ok=True,
         ),
     )
     means = weighted_mean(results.sums, results.total_weight, fallback=state.models)
-    return update_models(fed, state, means)
+    return update_models(fed, state, means), results.ids
 
 
 @dataclass(frozen=True)

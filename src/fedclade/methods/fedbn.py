@@ -14,7 +14,7 @@ class FedBN(FedAvg):
     It is FedAvg with `local.batch_norm = "own"`, which most other methods can have too.
 
     The layers are found by their type, not by their name. A client that never trained has the
-    initial BatchNorm layers.
+    initial BatchNorm layers; the paper does not define new clients.
     """
 
     name: ClassVar[str] = "fedbn"

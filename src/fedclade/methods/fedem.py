@@ -50,7 +50,8 @@ class FedEM(FedAvg):
         components: K.
         fedrc: FedRC's weights: q_i(m) ∝ π_t(m) exp(-ℓ) / C_{y_i}(m), where C_y(m) is the share of
             label y in the samples of model m, of all clients of the last round, each sample with
-            weight q_i(m). Clients also send C_y(m) of their samples. One more sample, spread over
+            weight q_i(m). (It is a round old: q_i(m) needs it before the server can sum it.)
+            Clients also send C_y(m) of their samples. One more sample, spread over
             all labels, keeps C_y(m) above 0. Groups then differ by concept, not by labels.
     """
 

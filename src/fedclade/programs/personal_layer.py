@@ -236,8 +236,8 @@ def _bounded(loss: Tensor) -> Tensor:
 
 
 def _neighbor_scores(store: Tree) -> tuple[Tensor, Tensor]:
-    """For each λ above 0 the number of held-out samples that are right, and the sum of their losses;
-    the neighbors are the samples of the store that are not held out.
+    """For each λ above 0 the number of held-out samples that are right, and the sum of their
+    losses. The neighbors are the samples of the store that are not held out.
     """
     labels, place = store["labels"], torch.arange(len(store["labels"]), device=store["p"].device)
     others = torch.where(place % HELD_OUT == HELD_OUT - 1, -1.0, labels)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from fedclade.core.cost_formula import evaluate_cost
 from fedclade.io.environment_info import environment_info
 from fedclade.reproduce.execute import Done, Plan, Sizes
+from fedclade.reproduce.fairness import METRICS, Fairness, fairness
 from fedclade.reproduce.panels import Picture
 from fedclade.reproduce.paper_metrics import measure
 from fedclade.reproduce.pictures import pictures
@@ -27,7 +28,9 @@ _NEITHER_IS_BETTER = ("clusters", "groups", "models")
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of the paper, and ours. `mark` is empty if there is nothing to compare."""
+    """One number of the paper, and ours. `mark` is empty if there is nothing to compare. `fairness`
+    is empty in a column of another metric than the accuracy.
+    """
 
     row: str
     column: str
@@ -41,6 +44,7 @@ class Cell:
     mark: Mark
     why: str
     imported: bool = False  # the paper's number comes from another protocol: it is not judged
+    fairness: Fairness = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ def outcome(plan: Plan, done: dict[tuple[str, str, int], Done], device: str) -> 
     Returns:
         Every cell of the plan's columns and rows, in the order of the table.
     """
-    table, cells = plan.table, []
+    table, cells, of_clients = plan.table, [], fairness(plan, done)
     columns = [column for column in table.columns if column.name in plan.data]
     for column in columns:
         for row in table.rows:
@@ -99,7 +103,10 @@ def outcome(plan: Plan, done: dict[tuple[str, str, int], Done], device: str) -> 
             place = (row.name, table.settings_of(column).name)
             runs = [_until(value, row.at) for key, value in by_seed if key[:2] == place]
             if runs and column.name not in row.skip:
-                cells.append(_cell(plan, row, column, runs))
+                cell = _cell(plan, row, column, runs)
+                if cell.metric in METRICS and row.at is None:
+                    cell = replace(cell, fairness=of_clients.get(place, {}))
+                cells.append(cell)
     checked = () if plan.options.quick else check_claims(table, columns, cells)
     return Outcome(
         table.name,

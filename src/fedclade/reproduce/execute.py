@@ -6,11 +6,11 @@ import hashlib
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -26,6 +26,7 @@ from fedclade.io.atomic import write_text
 from fedclade.io.compact_json import write_results
 from fedclade.io.environment_info import environment_info
 from fedclade.io.run_dir import RunDirectory, StoredModels
+from fedclade.io.schemas import RoundRecord
 from fedclade.methods import FLT, IFCA, FedSEM
 from fedclade.methods.required_context import need_probe_samples
 from fedclade.reproduce.encoder_data import encoder_data
@@ -188,14 +189,15 @@ class Sizes(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A finished entry: its summary, its rounds, the panels that a study returned, and the sizes of
-    its clients, which synthetic data do not have.
+    """A finished entry: its summary, its rounds, the panels that a study returned, the sizes of its
+    clients, which synthetic data do not have, and the columns per client of a training run.
     """
 
     summary: Numbers
     history: History
     panels: tuple[Panel, ...] = ()
     sizes: Sizes | None = None
+    clients: dict[str, list[Any]] | None = None
 
 
 ENVIRONMENT_FILE = "about.json"  # in a run's folder: the machine and the commit of the run
@@ -336,14 +338,24 @@ def _run(
     path = store.folder / ENVIRONMENT_FILE
     if path.exists():
         numbers = {**numbers, "about": schemas.read(path, schemas.table)}
-    clients = store.read_clients(numbers["clients"])
+    clients, history = store.read_clients(numbers["clients"]), store.history()
+    if "layer" not in store.tables().get("personal", {}):
+        # The table does not compare with and without a personal layer. A method's own layer is a
+        # part of the method.
+        clients, numbers = _without_shared(clients), _without_shared(numbers)
+        history = [cast(RoundRecord, _without_shared(row)) for row in history]
     numbers = {**numbers, **_over_samples(clients)}
     sizes = Sizes(
         numbers["clients"],
         statistics.median(clients["examples"]),
         store.tables()["partition"].get("probe", 0),
     )
-    return Done(numbers, store.history(), sizes=sizes)
+    return Done(numbers, history, sizes=sizes, clients=clients)
+
+
+def _without_shared(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the numbers of models before the personal layer."""
+    return {name: value for name, value in numbers.items() if not name.endswith("_shared")}
 
 
 def _over_samples(clients: dict[str, list[Any]]) -> Numbers:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from fedclade.reproduce.compare_to_paper import Cell, Checked, Outcome, in_words
 from fedclade.reproduce.execute import Sizes
+from fedclade.reproduce.fairness import HEADINGS, shown, texts
 from fedclade.reproduce.panels import Picture
 from fedclade.reproduce.paper_metrics import metric_text
 
@@ -29,13 +31,14 @@ def page(outcome: Outcome, level: int = 1, images: str = "") -> str:
         cells = [cell for cell in outcome.cells if cell.column == column]
         if not cells:
             continue
+        more = shown(cell.fairness for cell in cells)
         lines += [
             f"**{column}** ({metric_text(cells[0].metric)})",
             "",
-            "| | paper | measured | seeds | difference | |",
-            "| --- | --- | --- | --- | --- | --- |",
+            f"| | paper | measured | seeds | difference | |{_row(HEADINGS[name] for name in more)}",
+            f"| --- | --- | --- | --- | --- | --- |{_row('---' for _ in more)}",
         ]
-        lines += [_line(cell, footnotes) for cell in cells]
+        lines += [f"{_line(cell, footnotes)}{_row(texts(cell.fairness, more))}" for cell in cells]
         lines.append("")
     lines += [f"{number}. {text}" for text, number in footnotes.items()]
     if any(cell.imported for cell in outcome.cells):
@@ -107,6 +110,11 @@ def _picture(picture: Picture, images: str) -> list[str]:
         "",
         f"{picture.title}. The paper's figure: {picture.reading}",
     ]
+
+
+def _row(texts: Iterable[str]) -> str:
+    """The rest of a row of a table."""
+    return "".join(f" {text} |" for text in texts)
 
 
 def _line(cell: Cell, footnotes: dict[str, int]) -> str:

@@ -15,11 +15,11 @@ def measure(metric: str, summary: Numbers, history: History) -> float | None:
 
     Args:
         metric: "rounds_to 80", the first evaluated round with 80 % or more; "megabits_to 80", the
-            traffic until then in both directions, in 10⁶ bits; "rounds_to_tuned 80" and
-            "megabits_to_tuned 80", the same for the accuracy after local training
-            (`personal.layer`); "accuracy", before it, and "accuracy_tuned", after it;
-            "accuracy_at 50", the accuracy of round 50; "most clusters", the largest number in any round; "sample_accuracy" and
-            "sample_accuracy_tuned", accuracies over all test samples; else a key of the summary.
+            traffic until then in both directions, in 10⁶ bits; "accuracy"; "rounds_to_tuned 80",
+            "megabits_to_tuned 80" and "accuracy_tuned", the same after local training
+            (`personal.layer`); "accuracy_at 50", the accuracy of round 50; "most clusters", the
+            largest number in any round; "sample_accuracy" and "sample_accuracy_tuned", accuracies
+            over all test samples; else a key of the summary.
         summary: the run's summary.
         history: the run's rounds.
     """
@@ -78,7 +78,7 @@ def _accuracy(numbers: Numbers, is_tuned: bool) -> float | None:
     """The accuracy before or after local training; None if it was not measured. `accuracy` is that
     after it where `accuracy_shared` is there too.
     """
-    before = numbers.get("accuracy_shared", numbers.get("accuracy"))
+    before: float | None = numbers.get("accuracy_shared", numbers.get("accuracy"))
     if not is_tuned:
         return before
     return numbers.get("accuracy") if "accuracy_shared" in numbers else None

@@ -76,8 +76,9 @@ def _evaluate(
 ) -> Evaluation:
     method, engine = setup.method_for(round_number), setup.engine
     state, ids = _with_clusters(setup, clients, state, round_number, history)
-    served, key = served_state(state), fold_in(setup.training.seed, "evaluate", round_number)
-    assignment = setup.own_batch_norm.assignment(method.assign_models(served, ids))
+    key = fold_in(setup.training.seed, "evaluate", round_number)
+    assignment = method.assign_models(served_state(state), ids)
+    assignment = setup.own_batch_norm.assignment(assignment)
     personalize = method.personalization_program()
     is_layered = setup.is_layer_due(round_number, is_final)
 
@@ -98,9 +99,7 @@ def _evaluate(
         return Evaluation(state, assignment, ids, values, personalize, 0, Traffic())
 
     before = replace(engine.traffic)
-    assignment = setup.own_batch_norm.assignment(
-        setup.layer.assignment(setup.federation, method, served, ids, key)
-    )
+    assignment = setup.layer.assignment(engine, method, assignment, ids, key)
     traffic = Traffic(engine.traffic.up - before.up, engine.traffic.down - before.down)
     personalize = setup.layer.program(method)
     if is_final and engine.holds_clients and len(ids):  # once, for the evaluation and the result

@@ -70,6 +70,7 @@ def start(setup: RunSetup, store: RunDirectory | None, last: Checkpoint | None) 
         encoding = setup.metadata.encoding
         store.write_encoding(None if encoding is None else encoding_to_json(encoding))
     if last is not None:
+        setup.engine.begin_round(last.round)
         return _restore(setup, last)
     with setup.engine.clock.phase("round"):  # clients may work before the first round
         state = method.init(setup.federation, params, fold_in(setup.training.seed, "init"))
@@ -78,7 +79,8 @@ def start(setup: RunSetup, store: RunDirectory | None, last: Checkpoint | None) 
 
 
 def _restore(setup: RunSetup, last: Checkpoint) -> Progress:
-    progress = Progress(_restored_state(setup, last, last.state), last.history, setup.metadata)
+    clients = setup.engine.client_metadata()  # of the last round
+    progress = Progress(_restored_state(setup, last, last.state), last.history, clients)
     if last.best is not None:
         best = last.best
         state = _restored_state(setup, last, best.state)
@@ -194,6 +196,7 @@ def select_best(setup: RunSetup, progress: Progress, best: BestState) -> Evaluat
 def _train_round(setup: RunSetup, progress: Progress, number: int) -> int:
     """Run a round, which updates `progress`. Returns the number of clients in the cohort."""
     setup.engine.refresh_membership()
+    setup.engine.begin_round(number)
     progress.clients = setup.engine.client_metadata()
     num_clients, state = len(progress.clients), progress.state
     # Only if clients have joined: with_num_clients may copy the state.

@@ -16,7 +16,6 @@ from fedclade.core.inputs import Inputs
 from fedclade.core.local_sgd import chain_training, sgd
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.losses import bce, cross_entropy
-from fedclade.core.method_state import State
 from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree
 from fedclade.core.torch_loss import TorchLoss
@@ -48,7 +47,7 @@ class PersonalConfig:
             w_i; "interpolate": it takes (1 - α) w + α w_i; "knn": it mixes the model's
             probabilities with those of its nearest training samples, by a weight λ; "auto": one of
             the last two, or neither. α and λ are chosen on held-out training samples. None for the
-            method's own: "auto" for Clade, else "none".
+            method's own: "interpolate" for Clade, else "none".
         epochs: F.
         every: The layer is measured in evaluated rounds that are multiples of this number, and in
             the last; 0 for the last only.
@@ -105,28 +104,27 @@ class PersonalLayer:
         return personal_model(local, self.guarded, self.measure, first)
 
     def assignment(
-        self, fed: Federation, method: Method, state: State, ids: Tensor, key: int
+        self, fed: Federation, method: Method, shared: ModelAssignment, ids: Tensor, key: int
     ) -> ModelAssignment:
         """The models of the clients, and what else they need to make their own: for each model the
         mean score of each candidate over its clients' held-out samples.
 
         Args:
-            fed: the clients.
+            fed: the clients; an engine, so that no program changes their state.
             method: the method.
-            state: the state whose models are served.
+            shared: the models before the layer.
             ids: the clients.
             key: the randomness of fine-tuning.
         """
-        assignment = method.assign_models(state, ids)
         if self.guarded is None or not len(ids):
-            return assignment
+            return shared
         extra: Tree = {}
         if self.has_neighbors:
             extra[SLOTS] = empty_slots(fed.sizes.max())
-        rows = len(next(iter(assignment.models.values())))
+        rows = len(next(iter(shared.models.values())))
         extra = {name: value.expand(rows, *value.shape[1:]) for name, value in extra.items()}
-        received = replace(assignment, models=assignment.models | extra)
-        group, groups = _pools(assignment.model_ids.cpu(), rows)
+        received = replace(shared, models=shared.models | extra)
+        group, groups = _pools(shared.model_ids.cpu(), rows)
         local = self._local(method)
         results = fed.map(
             score_candidates(local, self.guarded, self.measure, method.personalization_program()),
@@ -134,7 +132,7 @@ class PersonalLayer:
             per_client=received,
             key=key,
             reduce=SegmentSum(
-                segment_ids=group[assignment.model_ids.cpu()],
+                segment_ids=group[shared.model_ids.cpu()],
                 weights=torch.ones(len(ids)),
                 num_segments=groups,
             ),

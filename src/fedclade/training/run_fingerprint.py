@@ -93,6 +93,8 @@ def fingerprint(
         )
         if clients.validation is not None:
             data += (clients.validation.index, clients.validation.offsets)
+        if (later := clients.later) is not None:
+            data += (later.rounds, later.train.index, later.test_part_id)
     for tensor in (*data, *others):
         for rows in _hashed_rows(tensor):
             digest.update(np.ascontiguousarray(rows.cpu().numpy()).data)

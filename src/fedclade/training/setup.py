@@ -255,17 +255,16 @@ def own_batch_norm_of(method: Method, objective: Objective, local: LocalConfig) 
     """
     if local.batch_norm == "average" and not method.own_batch_norm:
         return OwnBatchNorm(objective)
-    require(
-        bool(objective.batch_norm) or not method.own_batch_norm,
-        "method.name",
-        method.name,
-        "the model has no BatchNorm layer; use fedavg",
+    field, value, instead = (
+        ("method.name", method.name, "use fedavg")
+        if method.own_batch_norm
+        else ("local.batch_norm", local.batch_norm, "leave it at 'average'")
     )
     require(
         bool(objective.batch_norm),
-        "local.batch_norm",
-        local.batch_norm,
-        "the model has no BatchNorm layer; leave it at 'average'",
+        field,
+        value,
+        f"the model has no BatchNorm layer; {instead}",
     )
     reason = method.why_no_own_batch_norm()
     require(

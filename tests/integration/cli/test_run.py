@@ -256,18 +256,20 @@ def test_the_folder_has_the_name_of_the_experiment_file(call: Call) -> None:
     assert "Run directory: runs/my study-fedavg" in out
 
 
-def test_fine_tuning_is_shown_and_does_not_change_the_models(call: Call) -> None:
+TUNED = ("--set", "personal.layer=finetune", "--set", "personal.epochs=2")
+
+
+def test_fine_tuning_is_shown_and_does_not_change_the_training(call: Call) -> None:
     call(*THREE, "--out", "plain", "-q")
-    code, out, _ = call(*THREE, "--set", "run.fine_tune_epochs=2", "--out", "tuned")
+    code, out, _ = call(*THREE, *TUNED, "--out", "tuned")
     assert code == 0
-    assert models(Path("plain")) == models(Path("tuned"))
     plain, tuned = (
         json.loads((Path(name) / "summary.json").read_text()) for name in ("plain", "tuned")
     )
-    assert "accuracy_tuned" not in plain
-    assert plain["accuracy"] == tuned["accuracy"]
-    assert f"{tuned['accuracy_tuned']:.2f} %" in next(
-        line for line in out.splitlines() if line.startswith("after fine-tuning")
+    assert "accuracy_shared" not in plain
+    assert plain["accuracy"] == tuned["accuracy_shared"]
+    assert f"{tuned['accuracy_shared']:.2f} %" in next(
+        line for line in out.splitlines() if line.startswith("without the personal layer")
     )
 
 

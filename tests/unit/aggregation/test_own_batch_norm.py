@@ -213,18 +213,25 @@ def test_a_model_without_batch_norm_is_refused(images: Clients) -> None:
 
 def test_nodes_give_the_models_and_metrics_of_the_simulator(images: Clients) -> None:
     local = fc.LocalConfig(lr=0.1, batch_size=100, batch_norm="own")
-    settings = fc.TrainingConfig(rounds=2, clients_per_round=1.0, fine_tune_epochs=1)
+    settings = fc.TrainingConfig(rounds=2, clients_per_round=1.0)
     objective = fc.core.Objective(Residual(), x=images.x[:2])
     nodes = InProcessFederation(images, fc.core.program_serialization.NodeContext(objective))
     for node in nodes.in_process.connected.values():
         node.metrics = {"accuracy": fc.core.accuracy}
     simulated, remote = (
         TrainingRun(
-            fc.PerFedAvg(), images, Residual(), local, settings, EngineConfig(), federation=engine
+            fc.PerFedAvg(),
+            images,
+            Residual(),
+            local,
+            settings,
+            EngineConfig(),
+            federation=engine,
+            personal=fc.PersonalConfig("finetune", 1),
         ).run()
         for engine in (fc.Simulator(images), nodes)
     )
-    for name in ("accuracy", "loss", "accuracy_tuned"):
+    for name in ("accuracy", "loss", "accuracy_shared"):
         assert remote.summary[name] == pytest.approx(simulated.summary[name], rel=1e-5)
     saved = {
         name: model

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,10 +12,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import adjusted_rand_score
 
+from fedclade.clustering import clade
 from fedclade.clustering.clade import (
     assign_new,
     effective_sizes,
-    null_top_height,
+    lloyd_refine,
+    null_top_heights,
     rank,
     scatter_with_noise,
     split_group,
@@ -20,6 +25,7 @@ from fedclade.clustering.clade import (
     whitening_matrix,
 )
 from fedclade.clustering.graph import canonical_labels
+from fedclade.clustering.linkage import cut_ratio, weighted_ward
 
 Array = NDArray[np.float64]
 
@@ -153,8 +159,8 @@ def test_a_new_client_joins_the_group_of_least_cost() -> None:
 def test_noise_tree_tops_are_about_the_same_for_any_sizes() -> None:
     rng = np.random.default_rng(0)
     small, large = (
-        null_top_height(np.full(50, 5.0), 32, rng),
-        null_top_height(np.full(50, 500.0), 32, rng),
+        max(null_top_heights(np.full(50, 5.0), 32, rng)),
+        max(null_top_heights(np.full(50, 500.0), 32, rng)),
     )
     assert small == pytest.approx(large, rel=0.3)
 
@@ -217,3 +223,128 @@ def test_each_group_has_its_own_scatter_and_negative_eigenvalues_become_zero() -
         np.testing.assert_allclose(
             noisy[group] / (w.sum() - len(w)), w[0] / n[0] * (covariance + v / n[0] * np.eye(2))
         )
+
+
+# --- more clients than an exact tree can have
+
+
+@pytest.fixture
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The constants of the micro-clusters, divided by 50: 2,000 clients go through three passes."""
+    for name, value in (("EXACT_UP_TO", 100), ("_FEWEST", 50), ("_BLOCK", 40)):
+        monkeypatch.setattr(clade, name, value)
+
+
+def exact_split(z: Array, size: Array, seed: int) -> NDArray[np.int64]:
+    """`split_group` of whitened means by its definition, with all noise trees."""
+    rng = np.random.default_rng(seed)
+    tree = weighted_ward(z, size)
+    runs = 20 if len(z) < 150 else 3
+    noise = [rng.normal(size=z.shape) / np.sqrt(size)[:, None] for _ in range(runs)]
+    if tree[-1, 2] <= 2.0 * max(weighted_ward(each, size)[-1, 2] for each in noise):
+        return np.zeros(len(z), np.int64)
+    return lloyd_refine(z, size, cut_ratio(tree))
+
+
+def planted_means(
+    clients: int, groups: int, distance: float, seed: int
+) -> tuple[Array, Array, NDArray[np.int64]]:
+    """Whitened means in 32 dimensions, sizes and groups; groups of unequal size."""
+    rng = np.random.default_rng(seed)
+    size = np.floor(rng.lognormal(4, 1, clients)) + 10
+    share = rng.uniform(0.5, 2, groups)
+    truth = np.concatenate(
+        [np.arange(groups), rng.choice(groups, clients - groups, p=share / share.sum())]
+    )
+    means = rng.normal(size=(clients, 32)) / np.sqrt(size)[:, None]
+    return means + distance * np.eye(groups, 32)[truth], size, truth
+
+
+def whitened_split(z: Array, size: Array, seed: int) -> NDArray[np.int64]:
+    identity = (size.sum() - len(size)) / (1 + 1e-3) * np.eye(z.shape[1])
+    return split_group(z, size, identity, np.random.default_rng(seed))
+
+
+@given(st.integers(40, 250), st.integers(1, 3), st.integers(0, 1000))
+@settings(max_examples=40, deadline=None)
+def test_up_to_the_limit_groups_are_those_of_the_exact_tree(
+    clients: int, groups: int, seed: int
+) -> None:
+    z, size, _ = planted_means(clients, groups, 0.8, seed)
+    np.testing.assert_array_equal(whitened_split(z, size, seed), exact_split(z, size, seed))
+
+
+@pytest.mark.usefixtures("small_limits")
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("clients", "groups"), [(101, 2), (700, 3), (2_000, 8)])
+def test_micro_clusters_find_the_planted_groups(clients: int, groups: int, seed: int) -> None:
+    z, size, truth = planted_means(clients, groups, 2.0, seed)
+    assert (canonical_labels(whitened_split(z, size, seed)) == canonical_labels(truth)).all()
+    assert (canonical_labels(exact_split(z, size, seed)) == canonical_labels(truth)).all()
+
+
+@pytest.mark.usefixtures("small_limits")
+@pytest.mark.parametrize("seed", range(10))
+def test_micro_clusters_of_noise_are_one_group(seed: int) -> None:
+    z, size, _ = planted_means(1_000, 1, 0.0, seed)
+    assert not whitened_split(z, size, seed).any()
+
+
+def test_the_top_of_a_noise_tree_is_about_that_of_the_exact_tree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (("EXACT_UP_TO", 1_000), ("_FEWEST", 500), ("_BLOCK", 200)):
+        monkeypatch.setattr(clade, name, value)
+    size = planted_means(2_000, 1, 0.0, 0)[1]
+    micro = list(null_top_heights(size, 32, np.random.default_rng(0)))
+    rng = np.random.default_rng(1)
+    noise = [rng.normal(size=(2_000, 32)) / np.sqrt(size)[:, None] for _ in range(3)]
+    exact = [weighted_ward(each, size)[-1, 2] for each in noise]
+    assert np.mean(micro) == pytest.approx(np.mean(exact), rel=0.25)
+
+
+@pytest.mark.usefixtures("small_limits")
+def test_a_group_of_few_clients_is_not_lost_in_a_micro_cluster() -> None:
+    z, size, _ = planted_means(1_500, 1, 0.0, 0)
+    z[:5] += 4.0
+    labels = whitened_split(z, size, 0)
+    assert len(set(labels[:5])) == 1
+    assert labels[0] not in labels[5:]
+
+
+def test_new_clients_are_assigned_one_by_one() -> None:
+    """More of them than the rows of one step, and more known clients than an exact tree has."""
+    z, size, truth = planted_means(9_000, 4, 0.3, 0)
+    labels = assign_new(z, size, z, size, truth, 5)
+    assert not (labels == 4).any(), "an empty group receives no client"
+    for i in (0, 8_191, 8_192, 8_999):
+        one = assign_new(z[i : i + 1], size[i : i + 1], z, size, truth, 5)
+        assert labels[i] == one[0]
+
+
+_MANY_CLIENTS = """
+import resource
+import numpy as np
+from fedclade.clustering.clade import split_groups
+
+clients, rng = 100_000, np.random.default_rng(0)
+size, truth = np.floor(rng.lognormal(4, 0.5, clients)) + 10, np.arange(clients) % 10
+means = rng.normal(size=(clients, 128)) / np.sqrt(size)[:, None]
+means += rng.normal(size=(10, 128))[truth]
+labels, candidates = np.zeros(clients, np.int64), [0]
+while candidates:
+    scatter = np.bincount(labels, size - 1)[:, None, None] * np.eye(128)
+    labels, candidates = split_groups(means, size, scatter, labels, candidates, seed=0)
+assert len(set(zip(labels.tolist(), truth.tolist()))) == 10 == labels.max() + 1
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+def test_100_000_clients_are_grouped_in_2_gb() -> None:
+    """Ten groups, all found. The peak includes the interpreter and the signatures (100 MB)."""
+    done = subprocess.run(
+        [sys.executable, "-c", _MANY_CLIENTS], capture_output=True, text=True, check=True
+    )
+    unit = 1 if sys.platform == "darwin" else 1024
+    assert int(done.stdout) * unit < 2e9

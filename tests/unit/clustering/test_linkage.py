@@ -21,6 +21,7 @@ from fedclade.clustering.linkage import (
     cut_number,
     cut_ratio,
     linkage,
+    micro_clusters,
     weighted_ward,
 )
 from fedclade.errors import InvalidInputError
@@ -377,3 +378,44 @@ def test_cuts_refuse() -> None:
         cut_gap(np.zeros((3, 3)))
     with pytest.raises(InvalidInputError, check=lambda error: error.field == "tree"):
         cut_gap(tree[::-1])
+
+
+# --- micro-clusters
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 100))
+@settings(max_examples=60, deadline=None)
+def test_one_block_of_micro_clusters_is_a_cut_of_the_tree(
+    clients: int, clusters: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    points, weight = rng.normal(size=(clients, 3)), rng.uniform(1, 9, clients)
+    clusters = min(clusters, clients)
+    labels = micro_clusters(points, weight, clusters, clients, rng)
+    expected = cut_number(weighted_ward(points, weight), clusters)
+    np.testing.assert_array_equal(labels, expected)
+
+
+def test_micro_clusters_never_join_blocks_and_are_as_many_as_asked() -> None:
+    rng = np.random.default_rng(0)
+    points, weight = rng.normal(size=(100, 3)), np.ones(100)
+    labels = micro_clusters(points, weight, 25, 10, np.random.default_rng(1))
+    assert sorted(set(labels)) == list(range(25))
+    for members in np.array_split(np.random.default_rng(1).permutation(100), 10):
+        others = np.setdiff1d(np.arange(100), members)
+        assert not set(labels[members]) & set(labels[others])
+
+
+def test_the_cheapest_merges_of_all_blocks_are_applied() -> None:
+    """Nine clients are close to each other; the distant one stays alone in its block."""
+    points = np.array([[0.0, 0.0]] * 9 + [[50.0, 0.0]])
+    points[:9, 1] = np.arange(9) * 1e-3
+    labels = micro_clusters(points, np.ones(10), 3, 5, np.random.default_rng(0))
+    assert (labels == labels[9]).sum() == 1
+    assert len(set(labels)) == 3
+
+
+def test_too_few_micro_clusters_are_refused() -> None:
+    with pytest.raises(InvalidInputError) as error:
+        micro_clusters(np.ones((10, 2)), np.ones(10), 4, 2, np.random.default_rng(0))
+    assert error.value.field == "clusters"

@@ -164,6 +164,13 @@ METHODS = [
     fc.FLISHC(),
     fc.FLISDC(),
     fc.FedGMCC(),
+    fc.FedAvgFineTune(fine_tune_epochs=1),
+    fc.FedPer(),
+    fc.FedRep(head_epochs=1, final_head_epochs=1),
+    fc.FedBABU(fine_tune_epochs=1),
+    fc.Ditto(),
+    fc.APFL(),
+    fc.FedALA(first_passes=2),
 ]
 
 

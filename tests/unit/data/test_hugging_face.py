@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from PIL import Image as PillowImage
 from torch import Tensor, nn
 
 import fedclade as fc
+from fedclade.core.inputs import tensors_of
+from fedclade.data import hugging_face
 from fedclade.errors import InvalidInputError
 
 datasets = pytest.importorskip("datasets", reason="the extra hf is not installed")
@@ -96,6 +99,79 @@ def test_whole_numbers_and_class_labels_name_clients() -> None:
     assert numbers.names.clients == ("9", "10")
     labels = datasets.ClassLabel(names=["north", "south"])
     assert clients_of(table().cast_column("hospital", labels)).names.clients == ("north", "south")
+
+
+def pictures(count: int) -> Any:
+    """Images of two hospitals, as arrays."""
+    images = np.random.default_rng(0).integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
+    features = datasets.Features(
+        image=datasets.Array3D((8, 8, 3), "uint8"),
+        age=datasets.Value("float32"),
+        hospital=datasets.Value("string"),
+        diagnosis=datasets.Value("string"),
+    )
+    columns = {
+        "image": list(images),
+        "age": [float(number) for number in range(count)],
+        "hospital": ["north", "south"] * (count // 2),
+        "diagnosis": ["ill", "ill", "well", "well"] * (count // 4),
+    }
+    return datasets.Dataset.from_dict(columns, features)
+
+
+def is_in_a_file(tensor: Tensor) -> bool:
+    """Whether the memory of a tensor is a mapped file without a name."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(address, 16) for address in line.split()[0].split("-"))
+        if first <= tensor.data_ptr() < last:
+            return line.endswith("(deleted)")
+    raise AssertionError("no such memory")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/maps of Linux says what is mapped")
+@pytest.mark.parametrize("x", ["image", ["image", "age"], "age"], ids=["array", "named", "numbers"])
+def test_inputs_larger_than_memory_are_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, x: Any
+) -> None:
+    """The folder has two Arrow files, and blocks of rows end within them and between them."""
+    data = datasets.DatasetDict(train=pictures(40), test=pictures(12))
+    data.save_to_disk(tmp_path / "saved", num_shards={"train": 2, "test": 1})
+    monkeypatch.setattr(hugging_face, "_BLOCK_BYTES", 7 * 200)
+    whole = clients_of(tmp_path / "saved", x=x)
+    monkeypatch.setattr(hugging_face, "_SHARE_OF_MEMORY", 0.0)
+    clients = clients_of(tmp_path / "saved", x=x)
+    for name in ("x", "x_test"):
+        pairs = zip(
+            tensors_of(getattr(clients, name)), tensors_of(getattr(whole, name)), strict=True
+        )
+        for mapped, in_memory in pairs:
+            assert is_in_a_file(mapped)
+            assert not is_in_a_file(in_memory)
+            assert torch.equal(mapped, in_memory)
+    assert torch.equal(clients.train.index, whole.train.index)
+    assert clients.sizes.tolist() == [20, 20]
+    assert clients.test_sizes.tolist() == [6, 6]
+    if x == "image":
+        assert clients.x.dtype == torch.uint8  # type: ignore[union-attr]
+        assert clients.shape == (3, 8, 8)
+        first, second = (
+            fc.run(fc.FedAvg(), data, model=fc.models.MLP(4), rounds=1, clients_per_round=2)
+            for data in (clients, whole)
+        )
+        assert first.summary["loss"] == second.summary["loss"]
+
+
+def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hugging_face, "_SHARE_OF_MEMORY", 0.0)
+    usage = type("Usage", (), {"free": 63})  # 8 rows of 2 float32 numbers
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+    assert refused(table()) == "data"
+
+
+def test_rows_of_another_shape_in_a_later_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hugging_face, "_BLOCK_BYTES", 16)
+    assert refused(table(vector=[[1.0, 2.0]] * 7 + [[1.0]])) == "vector"
+    assert refused(table(vector=[[1.0, 2.0]] * 7 + [[1.0, np.nan]])) == "x[6:]"
 
 
 class Partitioner:

@@ -473,3 +473,26 @@ def test_many_rows_are_written_in_blocks(tmp_path: Path, monkeypatch: pytest.Mon
         actual = from_text(tmp_path, text, **settings)
         assert torch.equal(actual.x, expected.x)  # type: ignore[arg-type]
         assert torch.equal(actual.x_test, expected.x_test)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["double", "int32", "uint8", "float", "bool", "string"])
+def test_rows_are_encoded_alike_however_they_are_stored(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Blocks of 7 rows, chunks of 5 and 40 rows, slices that begin inside a byte of the mask."""
+    monkeypatch.setattr(column_encoding, "_ROWS", 7)
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 2 if kind == "bool" else 50, 90)
+    missing = rng.random(90) < 0.3
+    plain = [None if out else int(value) for value, out in zip(values, missing, strict=True)]
+    texts = [None if value is None else str(value) for value in plain]
+    array = pa.array(texts) if kind == "string" else pa.array(plain, pa.int64()).cast(kind)
+    column = pa.chunked_array([array[0:3], array[3:8], array[8:8], array[8:48], array[48:90]])
+    encoding = ColumnEncoding(
+        "c", "t", "regression", (NumberColumn("n", 10.0, 4.0, True), CategoryColumn("k", ("7",)))
+    )
+    x = encoding.encode(pa.table({"n": column, "k": texts}))
+    expected = np.where(missing, 0, (values - 10) / 4).astype(np.float32)
+    np.testing.assert_array_equal(x[:, 0], expected)
+    np.testing.assert_array_equal(x[:, 1], missing)
+    np.testing.assert_array_equal(x[:, 2], (values == 7) & ~missing)

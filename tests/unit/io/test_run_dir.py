@@ -166,7 +166,7 @@ def test_the_models_file_has_a_row_for_each_model_and_the_row_of_each_client(
 
 @METHODS
 def test_a_loaded_run_equals_the_result(method: fc.Method, digits: Clients, tmp_path: Path) -> None:
-    result = do(digits, tmp_path, method, fine_tune_epochs=1)
+    result = do(digits, tmp_path, method, personal=fc.PersonalConfig("finetune", 1))
     loaded = fc.load(tmp_path)
     assert loaded.summary == result.summary
     assert loaded.history == result.history
@@ -291,7 +291,7 @@ def test_the_experiment_that_was_written_runs_again_to_the_same_bytes(
         clients_per_round=3,
         seed=6,
         chunk=3,
-        fine_tune_epochs=1,
+        personal=fc.PersonalConfig("finetune", 1),
     )
     again = experiment_file.experiment(experiment_file.read(tmp_path / "first" / "experiment.toml"))
     again.to_run(again.clients(), "auto").run(tmp_path / "second")
@@ -345,13 +345,12 @@ def test_the_experiment_that_was_written_has_every_default_filled_in(
             "seed": 0,
             "eval_every": 2,
             "checkpoint_every": 10,
-            "fine_tune_epochs": 0,
-            "fine_tune_every": 0,
             "max_rejections": 3,
             "patience": 0,
             "select": "last",
             "metrics": [],
         },
+        "personal": {"layer": "none", "epochs": 5, "every": 0},
         "server": {"aggregator": "mean", "optimizer": "fedavg", "serve": "last"},
         "engine": {"precision": "tf32"},
     }

@@ -116,6 +116,35 @@ def test_cells_have_their_settings_and_columns_share_runs(
     ]
 
 
+def test_columns_of_the_accuracy_show_how_clients_fare(
+    small: Table, tmp_path: Path, done: Done
+) -> None:
+    result, _ = done(small, tmp_path, seeds=2)
+    cells = {(cell.row, cell.column): cell for cell in result.cells}
+    folders = plan(small, Options(seeds=2)).entries
+    runs = {
+        (row, seed): fc.load(tmp_path / entry.label) for (row, _, seed), entry in folders.items()
+    }
+    fedavg, groups = ([runs[row, seed] for seed in (0, 1)] for row in ("FedAvg", "True groups"))
+    numbers = cells["True groups", "digits"].fairness
+    for name in ("accuracy_worst10", "accuracy_variance"):
+        expected = [run.summary[name] for run in groups]
+        assert numbers[name] == pytest.approx(sum(expected) / 2)
+    worse = [
+        sum(own < other for own, other in zip(*pair, strict=True)) / len(pair[0])
+        for run, base in zip(groups, fedavg, strict=True)
+        for pair in [(run.clients["accuracy"], base.clients["accuracy"])]
+    ]
+    assert numbers["hurt_against_fedavg"] == pytest.approx(100 * sum(worse) / 2)
+    # No row is Local, and FedAvg is not compared with itself. A variance has no such numbers.
+    assert set(cells["FedAvg", "digits"].fairness) == {"accuracy_worst10", "accuracy_variance"}
+    assert cells["FedAvg", "variance"].fairness == {}
+    assert from_json(json.loads(json.dumps(result.as_json()))).cells == result.cells
+    first, second = page(result).split("**variance**")
+    assert "| worst tenth, % | variance, %² | worse than FedAvg, % |" in first
+    assert "worst tenth" not in second
+
+
 def test_finished_runs_are_not_repeated(small: Table, tmp_path: Path, done: Done) -> None:
     first, _ = done(small, tmp_path, seeds=1)
     again, started = done(small, tmp_path, seeds=1)
@@ -276,10 +305,15 @@ def test_measures_from_a_history() -> None:
     assert measure("megabits_to 70", {}, history) == pytest.approx(2 * 1.5 * 8)
     assert measure("rounds_to 90", {}, history) is None
     assert measure("megabits_to 90", {}, history) is None
-    tuned = [*history, {**history[0], "round": 4, "accuracy": 60.0, "accuracy_tuned": 85.0}]
+    tuned = [*history, {**history[0], "round": 4, "accuracy": 85.0, "accuracy_shared": 60.0}]
     assert measure("rounds_to_tuned 75", {}, tuned) == 4
     assert measure("megabits_to_tuned 75", {}, tuned) == pytest.approx(4 * 1.5 * 8)
     assert measure("rounds_to_tuned 75", {}, history) is None
+    assert measure("rounds_to 82", {}, tuned) is None
+    assert measure("accuracy", tuned[-1], tuned) == 60.0
+    assert measure("accuracy_tuned", tuned[-1], tuned) == 85.0
+    assert measure("accuracy", history[-1], history) == 80.0
+    assert measure("accuracy_tuned", history[-1], history) is None
     assert measure("accuracy_at 2", {}, history) == 70.0
     assert measure("most clusters", {}, history) == 3
     assert measure("ari", {"ari": None}, history) is None

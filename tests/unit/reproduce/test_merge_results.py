@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import runpy
+import sys
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from fedclade.reproduce.compare_to_paper import Cell, Outcome
 from fedclade.reproduce.execute import Sizes
@@ -57,3 +61,15 @@ def test_new_cells_replace_old_ones() -> None:
 def test_merging_twice_changes_only_the_seconds() -> None:
     new = outcome([cell("FedAvg", 25.0)], {"FedAvg": 1.0}, "b", 2500)
     assert TOOL["merged"](new, new) == replace(new, seconds=20.0)
+
+
+def test_numbers_of_a_quick_run_are_not_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = replace(outcome([cell("FedAvg", 25.0)], {"FedAvg": 1.0}, "b", 2500), quick=True)
+    (tmp_path / "table.json").write_text(json.dumps(new.as_json()))
+    monkeypatch.setattr(sys, "argv", ["merge_results.py", str(tmp_path / "table.json")])
+    before = (TOOL["RESULTS"] / "cfl_figure8.json").read_bytes()
+    with pytest.raises(SystemExit, match="quick"):
+        TOOL["main"]()
+    assert (TOOL["RESULTS"] / "cfl_figure8.json").read_bytes() == before

@@ -49,9 +49,9 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> Losses:
         evaluate = loop.evaluate
 
         def with_losses(
-            setup: Any, clients: Any, state: Any, number: int, *rest: Any
+            setup: Any, clients: Any, state: Any, number: int, *rest: Any, **last: Any
         ) -> Evaluation:
-            evaluation = evaluate(setup, clients, state, number, *rest)
+            evaluation = evaluate(setup, clients, state, number, *rest, **last)
             known = evaluation.values["validation_loss"]
             fake = torch.full_like(known, values[number - 1])
             return evaluation._replace(values=evaluation.values | {"validation_loss": fake})

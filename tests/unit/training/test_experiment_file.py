@@ -56,7 +56,8 @@ def test_a_file_with_only_the_four_names_gets_the_documented_defaults(tmp_path: 
     assert (local.lr, local.batch_size, local.epochs) == (0.1, 10, 1)
     assert (local.momentum, local.weight_decay, local.decay) == (0.0, 0.0, 1.0)
     assert (run.rounds, run.clients_per_round, run.seed) == (100, 0.2, 0)
-    assert (run.eval_every, run.checkpoint_every, run.fine_tune_epochs) == (10, 10, 0)
+    assert (run.eval_every, run.checkpoint_every) == (10, 10)
+    assert parsed.personal == fc.PersonalConfig("none", epochs=5, every=0)
     assert (engine.chunk, engine.precision) == (None, "tf32")
 
 
@@ -172,7 +173,9 @@ def test_the_partition_has_the_seed_of_the_run_unless_its_seed_is_set() -> None:
         ("run.seed=-1", "run.seed", ["-1", "0"]),
         ("run.eval_every=-1", "run.eval_every", ["-1", "0"]),
         ("run.checkpoint_every=-1", "run.checkpoint_every", ["-1", "0"]),
-        ("run.fine_tune_epochs=-1", "run.fine_tune_epochs", ["-1", "0"]),
+        ("personal.epochs=0", "personal.epochs", ["0", "1"]),
+        ("personal.every=-1", "personal.every", ["-1", "0"]),
+        ("personal.layer=tune", "personal.layer", ["tune", "finetune", "auto"]),
         ("run.clients_per_round=0", "run.clients_per_round", ["0"]),
         ("run.clients_per_round=0.0", "run.clients_per_round", ["0.0"]),
         ("run.clients_per_round=1.5", "run.clients_per_round", ["1.5"]),
@@ -346,7 +349,7 @@ def _keys() -> Iterator[str]:
         "clients_per_round",
         "eval_every",
         "checkpoint_every",
-        "fine_tune_epochs",
+        "layer",
         "chunk",
         "precision",
         "bound",
@@ -439,6 +442,7 @@ def test_the_error_of_a_key_of_version_0_1_has_its_new_name(old: str, new: str) 
 
 def test_every_new_name_is_a_setting() -> None:
     tables = {"server.aggregator=median", "run.max_rejections=2", "engine.threads=1"}
+    tables |= {"personal.epochs=2", "personal.every=1"}
     clade = {"signature_dim=8", "noise_ratio=1.5", "recluster_every=0", "signature_epsilon=1.0"}
     ifca = {"trial_rounds=2", "num_restarts=2", 'shared_layers="trunk"'}
     noise = {"signature_delta=1e-6", "signature_clip=2.0"}

@@ -217,7 +217,7 @@ def test_bytes_are_cohort_times_parameters_times_four_for_fedavg(
         rounds=3,
         clients_per_round=share,
         eval_every=1,
-        fine_tune_epochs=1,
+        personal=fc.PersonalConfig("finetune", 1, every=1),
     )
     size = 4 * (64 * 8 + 8 + 8 * 10 + 10)
     assert size == 4 * parameters(result.model_of(0))

@@ -65,17 +65,21 @@ def small_run(clients: Clients, method: fc.Method | None = None, **settings: Any
     return fc.run(method or fc.FedAvg(), clients, **{**defaults, **settings})
 
 
+def tuned(epochs: int, every: int = 0) -> fc.PersonalConfig:
+    return fc.PersonalConfig("finetune", epochs, every)
+
+
 # --- rounds, steps, evaluation, fine-tuning
 
 
 @pytest.mark.parametrize("method", [fc.FedAvg(), fc.FedNova(), fc.SCAFFOLD()])
 def test_steps_take_the_place_of_epochs(method: fc.Method, digits: Clients) -> None:
     # With one batch per epoch, three steps are three epochs.
-    settings: dict[str, Any] = {"batch_size": 200, "fine_tune_epochs": 1}
+    settings: dict[str, Any] = {"batch_size": 200, "personal": tuned(1)}
     by_steps = small_run(digits, method, steps=3, **settings)
     by_epochs = small_run(digits, method, epochs=3, **settings)
     assert same_models(by_steps, by_epochs)
-    assert by_steps.summary["accuracy_tuned"] == by_epochs.summary["accuracy_tuned"]
+    assert by_steps.summary["accuracy"] == by_epochs.summary["accuracy"]
 
 
 def test_steps_and_epochs_exclude_each_other() -> None:
@@ -93,11 +97,12 @@ def test_evaluation_and_fine_tuning_do_not_change_the_models(
         {"eval_every": 1},
         {"eval_every": 3},
         {"eval_every": 10},
-        {"eval_every": 1, "fine_tune_epochs": 2},
     ):
         other = small_run(digits, method, **changed)
         assert same_models(plain, other), changed
         assert other.summary["accuracy"] == plain.summary["accuracy"]
+    layered = small_run(digits, method, eval_every=1, personal=tuned(2, every=1))
+    assert layered.summary["accuracy_shared"] == plain.summary["accuracy"]
 
 
 @pytest.mark.parametrize(
@@ -116,17 +121,16 @@ def test_evaluation_is_every_n_rounds_and_always_at_the_end(
 
 
 def test_fine_tuning_may_be_rarer_than_evaluation(digits: Clients) -> None:
-    always, rarely = (
-        small_run(
-            digits, fc.FedAvg(), rounds=5, eval_every=1, fine_tune_epochs=1, fine_tune_every=every
-        )
-        for every in (0, 2)
+    always, rarely, last = (
+        small_run(digits, fc.FedAvg(), rounds=5, eval_every=1, personal=tuned(1, every=every))
+        for every in (1, 2, 0)
     )
-    assert [row["round"] for row in rarely.history if "accuracy_tuned" in row] == [2, 4, 5]
-    assert rarely.summary["accuracy_tuned"] == always.summary["accuracy_tuned"]
+    assert [row["round"] for row in rarely.history if "accuracy_shared" in row] == [2, 4, 5]
+    assert [row["round"] for row in last.history if "accuracy_shared" in row] == [5]
+    assert rarely.summary["accuracy"] == always.summary["accuracy"] == last.summary["accuracy"]
     for rare, full in zip(rarely.history, always.history, strict=True):
-        assert rare["accuracy"] == full["accuracy"]
-        assert rare.get("accuracy_tuned", full["accuracy_tuned"]) == full["accuracy_tuned"]
+        is_measured = "accuracy_shared" in rare
+        assert rare["accuracy"] == full["accuracy" if is_measured else "accuracy_shared"]
 
 
 @METHODS
@@ -137,15 +141,14 @@ def test_fine_tuning_is_local_sgd_from_the_clients_model_and_has_its_own_keys(
     settings: dict[str, Any] = {"batch_size": 200, "momentum": 0.5}
     settings |= {"schedule": "exponential", "decay": 0.5}
     plain = small_run(digits, method, **settings)
-    result = small_run(digits, method, **settings, fine_tune_epochs=3)
-    assert "accuracy_tuned" not in plain.summary
-    assert {
-        name: value for name, value in result.clients.items() if not name.endswith("_tuned")
-    } == plain.clients
+    result = small_run(digits, method, **settings, personal=tuned(3))
+    assert "accuracy_shared" not in plain.summary
+    for name in ("accuracy", "loss"):
+        assert result.clients[f"{name}_shared"] == plain.clients[name]
 
     losses, accuracies = [], []
     for client in range(len(digits)):
-        model, rows = result.model_of(client), digits.train[client]
+        model, rows = plain.model_of(client), digits.train[client]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * 0.5**3, momentum=0.5)
         for _ in range(3):
             optimizer.zero_grad()
@@ -155,12 +158,13 @@ def test_fine_tuning_is_local_sgd_from_the_clients_model_and_has_its_own_keys(
         with torch.no_grad():
             outputs = model(digits.x_test[rows])
         losses.append(float(F.cross_entropy(outputs, digits.y_test[rows])))
+        served = result.model_of(client).state_dict()
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(served[name], value, atol=1e-5, rtol=0)
         accuracies.append(100 * float((outputs.argmax(1) == digits.y_test[rows]).double().mean()))
-    assert result.clients["loss_tuned"] == pytest.approx(losses, abs=1e-4)
-    assert result.clients["accuracy_tuned"] == pytest.approx(accuracies, abs=1e-4)
-    assert result.summary["accuracy_tuned"] == pytest.approx(
-        sum(accuracies) / len(accuracies), abs=1e-4
-    )
+    assert result.clients["loss"] == pytest.approx(losses, abs=1e-4)
+    assert result.clients["accuracy"] == pytest.approx(accuracies, abs=1e-4)
+    assert result.summary["accuracy"] == pytest.approx(sum(accuracies) / len(accuracies), abs=1e-4)
 
 
 def test_a_client_of_per_fedavg_takes_a_step_from_the_shared_model(

@@ -21,6 +21,7 @@ METHODS = {
     "fedem": fc.FedEM(),
     "fedem, FedRC": fc.FedEM(components=2, fedrc=True),
     "knn_per": fc.KNNPer(),
+    "apfl, outputs": fc.APFL(mix="outputs"),
 }
 SETTINGS = {"rounds": 2, "clients_per_round": 0.75, "lr": 0.1, "device": "cpu", "eval_every": 0}
 
@@ -96,9 +97,10 @@ def test_nodes_evaluate_as_the_simulator_does(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_fine_tuning_is_refused(name: str) -> None:
+    tune = fc.PersonalConfig("finetune")
     with pytest.raises(fc.InvalidInputError) as caught:
-        fc.run(METHODS[name], small_digits(), fc.models.MLP(8), fine_tune_epochs=1, **SETTINGS)
-    assert caught.value.field == "run.fine_tune_epochs"
+        fc.run(METHODS[name], small_digits(), fc.models.MLP(8), personal=tune, **SETTINGS)
+    assert caught.value.field == "personal.layer"
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -144,6 +146,8 @@ def test_robust_aggregation_and_server_optimizers(name: str, aggregator: str) ->
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_optimizers_momentum_decay_and_clipping(name: str, optimizer: str) -> None:
+    if METHODS[name].needs_sgd and optimizer != "sgd":
+        pytest.skip("the method needs SGD")
     settings = {**SETTINGS, "lr": 0.01, "weight_decay": 0.01, "clip_norm": 1.0}
     momentum = 0.5 if optimizer == "sgd" else 0.0
     result = fc.run(

@@ -110,6 +110,7 @@ def without_test(clients: Clients) -> Clients:
         probe=None,
         validation=None,
         validation_origin={},
+        later=None,
     )
 
 

@@ -152,7 +152,7 @@ def _load_code(run: FinishedRun, weights: str) -> str:
     """Code that loads weights into `model`, or into what the method makes of it."""
     table = run.tables["method"]
     method = REGISTRY["method"].get(table["name"])
-    if "knn_weight" in run.models.row(0) and table["name"] != KNNPer.name:
+    if "knn_weight" in run.models.fixed | run.models.row(0) and table["name"] != KNNPer.name:
         method, table = KNNPer, {"name": KNNPer.name}  # the personal layer has its defaults
     if method is None or method.served_module is Method.served_module:
         return f"model.load_state_dict({weights})"

@@ -17,7 +17,7 @@ from fedclade.core.inputs import Inputs, join_inputs, select, tensors_of
 from fedclade.core.names import checked_client_names
 from fedclade.data.array_checks import Pool
 from fedclade.data.datasets import Dataset
-from fedclade.data.federated_dataset import Clients, RaggedIndex
+from fedclade.data.federated_dataset import Clients, LaterData, RaggedIndex
 from fedclade.data.partitioning.base import (
     Index,
     Scheme,
@@ -25,6 +25,7 @@ from fedclade.data.partitioning.base import (
     Transform,
     follow_labels,
 )
+from fedclade.data.partitioning.drift import Drift
 from fedclade.data.partitioning.feature_clusters import FeatureClusters
 from fedclade.data.partitioning.grouped import (
     LabelClusters,
@@ -52,6 +53,7 @@ PARTITIONS: dict[str, type[Scheme]] = {
         QuantitySkew,
         FeatureClusters,
         FlippedId,
+        Drift,
     )
 }
 
@@ -84,16 +86,18 @@ def partition(
     # Schemes assign samples class by class; a batch of consecutive rows must mix the classes.
     train = [draw_order.permutation(rows) for rows in split.train]
     groups = None if split.groups is None else torch.from_numpy(split.groups)
-    x, y, train_parts = _train(dataset, train, split)
+    split = _with_later_clients(replace(split, train=train))
+    x, y, train_parts = _train(dataset, split.train, split)
     x_test, y_test, test_parts, test_part_id, source = _test(dataset, split)
+    end = int(train_parts.offsets[clients])
     return Clients(
         x,
         y,
-        train_parts,
+        RaggedIndex(train_parts.index[:end], train_parts.offsets[: clients + 1]),
         x_test,
         y_test,
         test_parts,
-        test_part_id,
+        test_part_id[:clients],
         test_sample_id=source,
         groups=groups,
         classes=dataset.classes,
@@ -102,6 +106,36 @@ def partition(
         partition=scheme.name,
         origin={**_fields(scheme), "seed": int(seed), "probe": len(apart)},
         names=replace(dataset.names, clients=_client_names(split, scheme)),
+        later=_later_data(split, train_parts, test_part_id),
+    )
+
+
+def _with_later_clients(split: Split) -> Split:
+    """The split with the later data of the clients that change as further clients."""
+    if split.changes_at is None or split.later_groups is None or split.groups is None:
+        return split
+    changing = np.flatnonzero(split.changes_at)
+    part = np.arange(len(split.train)) if split.test_part_id is None else split.test_part_id
+    return replace(
+        split,
+        train=[*split.train, *(split.train[client] for client in changing.tolist())],
+        test_part_id=np.concatenate([part, part[changing]]),
+        groups=np.concatenate([split.groups, split.later_groups[changing]]),
+    )
+
+
+def _later_data(split: Split, train: RaggedIndex, test_part_id: Tensor) -> LaterData | None:
+    """The later data of all clients, from a split `_with_later_clients`."""
+    if split.changes_at is None or split.groups is None:
+        return None
+    rounds = torch.from_numpy(split.changes_at)
+    part = torch.arange(len(rounds))
+    part[rounds > 0] = torch.arange(len(rounds), len(train))
+    return LaterData(
+        rounds,
+        RaggedIndex.of(train[i] for i in part.tolist()),
+        test_part_id[part],
+        torch.from_numpy(split.groups)[part],
     )
 
 
@@ -348,6 +382,8 @@ def _as_arrays(split: Split) -> Split:
         held_out=rows(split.held_out),
         test_part_id=array(split.test_part_id),
         groups=array(split.groups),
+        changes_at=array(split.changes_at),
+        later_groups=array(split.later_groups),
     )
 
 
@@ -388,6 +424,16 @@ def _check_split(split: Split, data: Dataset, clients: int, scheme: str) -> None
         wrong = f"{len(split.groups)} groups for {clients} clients"
     elif split.transform is not None and split.groups is None:
         wrong = "a transform but no groups to apply it to"
+    elif split.changes_at is not None and (
+        split.transform is None
+        or split.later_groups is None
+        or not len(split.changes_at) == len(split.later_groups) == clients
+        or (split.changes_at < 0).any()
+    ):
+        wrong = (
+            f"changes_at that needs a transform, later_groups, and a round of at least 0 for each"
+            f" of {clients} clients"
+        )
     elif split.names is not None and len(split.names) != clients:
         wrong = f"{len(split.names)} names for {clients} clients"
     if wrong:

@@ -36,6 +36,10 @@ class Split:
         transform: (x, y, group) -> (x, y) changes the training and test samples of a group's
             clients.
         names: the name of each client; None: clients have numbers only.
+        changes_at: the first round in which each client has other data, 0 for never; None: the data
+            of no client change.
+        later_groups: the group of each client from that round on. `transform` changes the client's
+            original samples as those of this group.
     """
 
     train: Sequence[Index]
@@ -45,6 +49,8 @@ class Split:
     groups: Index | None = None
     transform: Transform | None = None
     names: Sequence[str] | None = None
+    changes_at: Index | None = None
+    later_groups: Index | None = None
 
 
 class Scheme(Protocol):

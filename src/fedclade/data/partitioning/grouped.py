@@ -289,7 +289,7 @@ class LabelSwap:
         ways = math.comb(len(known), 2 * self.swaps) * math.prod(range(1, 2 * self.swaps, 2))
         _check_ways(self.clusters, ways, len(known))
         tables = distinct_swaps(known, self.clusters, self.swaps, classes, rng.spawn(1)[0])
-        return _planted(data, clients, self.clusters, self.samples, relabel(tables), rng)
+        return planted(data, clients, self.clusters, self.samples, relabel(tables), rng)
 
 
 @dataclass(frozen=True)
@@ -318,7 +318,7 @@ class LabelPermutation:
         known = np.unique(labels)
         _check_ways(self.clusters, math.factorial(min(len(known), 20)), len(known))
         tables = distinct_permutations(known, self.clusters, classes, rng.spawn(1)[0])
-        return _planted(data, clients, self.clusters, self.samples, relabel(tables), rng)
+        return planted(data, clients, self.clusters, self.samples, relabel(tables), rng)
 
 
 @dataclass(frozen=True)
@@ -344,23 +344,28 @@ class Rotation:
             require_int("partition.samples", self.samples, 1)
 
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
-        # Of the same kind as x_train, which would be copied.
-        x = one_tensor(data.x_test, f"the partition {self.name}", "partition.name")
-        if (
-            x.ndim not in (3, 4)
-            or x.shape[-1] != x.shape[-2]
-            or x.dtype not in (torch.uint8, torch.float32)
-        ):
-            raise InvalidInputError(
-                f"partition.name = {self.name!r}: it rotates square images, but the inputs of"
-                f" {data.name!r} have shape {tuple(x.shape[1:])} and type {type_name(x)}. Give"
-                " uint8 or float images of shape (channels, height, width), or use label_swap.",
-                "partition.name",
-            )
-        return _planted(data, clients, self.clusters, self.samples, rotate(self.clusters), rng)
+        require_square_images(data, self.name)
+        return planted(data, clients, self.clusters, self.samples, rotate(self.clusters), rng)
 
 
-def _planted(
+def require_square_images(data: Dataset, scheme: str) -> None:
+    """Raise `InvalidInputError` unless inputs are square images."""
+    # Of the same kind as x_train, which would be copied.
+    x = one_tensor(data.x_test, f"the partition {scheme}", "partition.name")
+    if (
+        x.ndim not in (3, 4)
+        or x.shape[-1] != x.shape[-2]
+        or x.dtype not in (torch.uint8, torch.float32)
+    ):
+        raise InvalidInputError(
+            f"partition.name = {scheme!r}: it rotates square images, but the inputs of"
+            f" {data.name!r} have shape {tuple(x.shape[1:])} and type {type_name(x)}. Give"
+            " uint8 or float images of shape (channels, height, width), or use label_swap.",
+            "partition.name",
+        )
+
+
+def planted(
     data: Dataset,
     clients: int,
     clusters: int,

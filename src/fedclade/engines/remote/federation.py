@@ -169,6 +169,7 @@ class RemoteFederation:
         self._initial_state: Tree = {}
         self._initialized: set[str] = set()  # the nodes that have the initial client state
         self._failures: list[Failure] = []
+        self._round = 0
 
     @property
     def sizes(self) -> Tensor:
@@ -183,6 +184,10 @@ class RemoteFederation:
     def refresh_membership(self) -> None:
         """Update which nodes are present, and register new ones."""
         self.membership.refresh()
+
+    def begin_round(self, round_number: int) -> None:
+        """Every message from now on names this round."""
+        self._round = round_number
 
     def init_client_state(self, initial: Tree) -> None:
         """The initial state is part of the first message to each node."""
@@ -448,6 +453,7 @@ class RemoteFederation:
             "committed": committed,
             "retained": self.client_state.retained_at(self.membership.state_key(node)),
             "has_client_state": bool(self._initial_state),
+            "round": self._round,
         }
         initial = self._initial_state if needs_initial else {}
         return Message({**message.header, **common}, {**message.tensors, **initial})

@@ -125,6 +125,7 @@ class Node:
                     )
                     return Message({"rejected": reason})
                 self.state_store = self.state_stores(header["run"])
+                self.simulator.begin_round(header["round"])
             return handlers[header["kind"]](message)
         except FedcladeError as error:
             lost = isinstance(error, StateLostError)

@@ -24,6 +24,7 @@ from fedclade.data import (
     Clients,
     Dataset,
     Dirichlet,
+    Drift,
     FeatureClusters,
     FlippedId,
     Iid,
@@ -49,7 +50,7 @@ LEAST = 20  # and how many of them must be accepted
 CHECKED: Counter[tuple[str, str]] = Counter()  # accepted requests of (property, scheme)
 
 FOLLOWED = ("iid", "dirichlet", "pathological", "quantity_skew")
-PLANTED = ("label_swap", "label_permutation", "rotation")
+PLANTED = ("label_swap", "label_permutation", "rotation", "drift")
 CLUSTERED = ("label_clusters", "power_law_clusters")
 NATURAL = ("natural_id", "flipped_id")
 
@@ -215,6 +216,21 @@ def rotation(draw: st.DrawFn, rest: Rest) -> tuple[Scheme, int]:
     return Rotation(clusters, samples), clients
 
 
+def drift(draw: st.DrawFn, rest: Rest) -> tuple[Scheme, int]:
+    kind = draw(st.sampled_from(["swap_labels", "rotate", "move"]))
+    if kind == "rotate":
+        clusters = draw(st.sampled_from([1, 2]))
+    else:
+        least, pairs = (2, math.comb(rest.classes, 2)) if kind == "move" else (1, 0)
+        pairs = pairs or math.comb(rest.classes, 2) // 2
+        if pairs < least:
+            kind, pairs, least = "rotate", 2, 1
+        clusters = draw(st.integers(least, min(4, pairs) if kind != "rotate" else 2))
+    clients, samples = planted_clients(draw, rest, clusters)
+    at = draw(st.tuples(st.integers(1, 9), *[st.integers(0, 9)] * (clusters - 1)))
+    return Drift(kind, clusters, at, draw(st.sampled_from([0.2, 1.0])), samples), clients
+
+
 def feature_clusters(draw: st.DrawFn, rest: Rest) -> tuple[Scheme, int]:
     """`emd` is a fraction of the possible range here: see `reachable`."""
     emd = draw(st.sampled_from([None, None, 0.1, 0.5, 0.9]))
@@ -249,6 +265,7 @@ BUILDERS: dict[str, Callable[[st.DrawFn, Rest], tuple[Scheme, int]]] = {
         quantity_skew,
         feature_clusters,
         flipped_id,
+        drift,
     )
 }
 
@@ -356,10 +373,33 @@ def test_training_and_test_part_see_the_same_transformation(name: str) -> None:
 
 
 def check_transformation(request: Request) -> None:
-    data, clients = request.data, request.partition()
-    assert clients.groups is not None
+    clients, scheme = request.partition(), request.scheme
     tables: dict[int, dict[int, int]] = {}
     corners: dict[int, set[int]] = {}
+    for versions in (clients, clients.at_round(9)):
+        collect_transformations(request.data, versions, tables, corners)
+    rotates = scheme.name == "rotation" or (isinstance(scheme, Drift) and scheme.kind == "rotate")
+    for group, table in tables.items():
+        assert len(set(table.values())) == len(table)
+        if rotates:
+            assert all(k == v for k, v in table.items())
+            assert len(corners[group]) <= 1
+        else:
+            assert corners[group] <= {0}
+    if clients.later is None:
+        assert clients.groups is not None
+        assert len(clients.x) == clients.sizes.sum()
+        assert len(clients.x_test) == len(request.data.y_test) * len(set(clients.groups.tolist()))
+
+
+def collect_transformations(
+    data: Dataset,
+    clients: Clients,
+    tables: dict[int, dict[int, int]],
+    corners: dict[int, set[int]],
+) -> None:
+    """Add the new label of each label and the corner of the pixel to those of each group."""
+    assert clients.groups is not None
     for client, group in enumerate(clients.groups.tolist()):
         for x, y, rows in (
             (clients.x, clients.y, clients.train[client]),
@@ -374,15 +414,6 @@ def check_transformation(request: Request) -> None:
                 x[rows][torch.tensor(samples) > 0].flatten(1).argmax(1).tolist()
             )
         assert len(test_part(clients, client)) == len(data.y_test)
-    for group, table in tables.items():
-        assert len(set(table.values())) == len(table)
-        if request.scheme.name == "rotation":
-            assert all(k == v for k, v in table.items())
-            assert len(corners[group]) <= 1
-        else:
-            assert corners[group] <= {0}
-    assert len(clients.x) == clients.sizes.sum()
-    assert len(clients.x_test) == len(data.y_test) * len(set(clients.groups.tolist()))
 
 
 def test_flipped_clients_have_all_labels_reversed() -> None:
@@ -592,5 +623,5 @@ def without_size(scheme: Scheme) -> Scheme:
         return replace(scheme, min_size=1)
     if isinstance(scheme, FeatureClusters):
         return FeatureClusters()
-    assert isinstance(scheme, LabelClusters | LabelSwap | LabelPermutation | Rotation)
+    assert isinstance(scheme, LabelClusters | LabelSwap | LabelPermutation | Rotation | Drift)
     return replace(scheme, samples=None)
