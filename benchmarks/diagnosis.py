@@ -1,12 +1,12 @@
-"""How often the diagnosis and its recommendation are correct, on federations of MNIST and emnist47
-with known kind and groups.
+"""How often the kind and the groups of a diagnosis are correct, on federations of MNIST and
+emnist47 with known kind and groups. benchmarks/diagnosis_advice.py measures the advice.
 
 python benchmarks/diagnosis.py --data-root FOLDER [--device cuda] [--jobs 2] [--only NAME] [--again]
 
 FOLDER has mnist.npz and emnist47.npz. The script measures the federations that have no results yet
 and writes results/diagnosis.json after each, so an interrupted run can continue. Seeds 0 to 4 are
-diagnosed; for seeds 0 and 1 the methods are trained too. Thresholds were chosen on seeds 100 to
-104. tools/docs/diagnosis_page.py writes the tables of docs/diagnosis.md from the results.
+diagnosed. Thresholds were chosen on seeds 100 to 104. tools/docs/diagnosis_page.py writes the
+tables of docs/diagnosis.md from the results.
 """
 
 from __future__ import annotations
@@ -24,92 +24,34 @@ from diagnosis_federations import CLIENTS, EXPECTED, SAMPLES, federation
 from sklearn.metrics import adjusted_rand_score
 
 import fedclade as fc
-from fedclade.analysis.diagnose import Diagnosis, diagnose
+from fedclade.analysis.diagnose import diagnose
 from fedclade.data import Clients, Dataset
 from fedclade.io.compact_json import read_results, write_results
-from fedclade.registry import REGISTRY
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "diagnosis.json"
 DATASETS = ("mnist", "emnist47")
-SEEDS, TRAINED = range(5), (0, 1)
-MODEL, ROUNDS = fc.models.MLP(64), 30
-LOCAL: dict[str, Any] = {"lr": 0.1, "batch_size": 10, "epochs": 2}
+SEEDS, MODEL = range(5), fc.models.MLP(64)
 SCARCE, SCARCE_CLIENTS, SCARCE_SEEDS = (5, 8, 12, 20), 20, range(3)  # samples a client
 Key = tuple[str, str, int]  # data set, federation, seed
 
 
-def diagnosed(clients: Clients, seed: int, device: str, rounds: int) -> dict[str, Any]:
-    """The diagnosis without its sentences."""
+def diagnosed(clients: Clients, seed: int, device: str) -> dict[str, Any]:
+    """The kind and the groups."""
     begin = time.perf_counter()
-    diagnosis = diagnose(clients, MODEL, seed, device, **LOCAL, probe_rounds=rounds, threads=1)
+    diagnosis = diagnose(clients, MODEL, seed, device, probe_rounds=0, threads=1)
     ari = (
         None
         if diagnosis.group is None or clients.groups is None
         else float(adjusted_rand_score(clients.groups, diagnosis.group))
     )
-    row = {
+    return {
         "kind": diagnosis.kind,
         "sure": diagnosis.sure,
         "groups": diagnosis.groups,
         "agree": diagnosis.groups_agree,
         "ari": ari,
+        "seconds": round(time.perf_counter() - begin, 1),
     }
-    row["seconds"] = round(time.perf_counter() - begin, 1)
-    return row | (_advice(diagnosis) if rounds else {})
-
-
-def _advice(diagnosis: Diagnosis) -> dict[str, Any]:
-    return {
-        "method": diagnosis.advice.method,
-        "settings": diagnosis.advice.settings,
-        "gain": diagnosis.advice.gain,
-    }
-
-
-def trained(
-    clients: Clients,
-    seed: int,
-    device: str,
-    row: dict[str, Any],
-    groups: int | None,
-    old: dict[str, Any],
-) -> dict[str, float]:
-    """Final accuracies of the five methods, and of the recommended method with the recommended
-    settings. IFCA gets the true number of groups.
-    """
-    methods = {
-        "fedavg": fc.FedAvg(),
-        "local": fc.Local(),
-        "ifca": fc.IFCA(clusters=groups or 5),
-        "cfl": fc.CFL(),
-        "clade": fc.Clade(),
-    }
-    accuracy = old.get("final") or {
-        name: _accuracy(method, clients, seed, device) for name, method in methods.items()
-    }
-    recommended = REGISTRY["method"][row["method"]](**row["settings"])
-    usual = recommended == methods[row["method"]]
-    same = usual or (row["method"], row["settings"]) == (old.get("method"), old.get("settings"))
-    best = accuracy.get(row["method"] if usual else "recommended") if same else None
-    return accuracy | {
-        "recommended": _accuracy(recommended, clients, seed, device) if best is None else best
-    }
-
-
-def _accuracy(method: fc.Method, clients: Clients, seed: int, device: str) -> float:
-    result = fc.run(
-        method,
-        clients,
-        MODEL,
-        rounds=ROUNDS,
-        clients_per_round=1.0,
-        **LOCAL,
-        seed=seed,
-        eval_every=0,
-        device=device,
-        threads=1,
-    )
-    return float(result.summary["accuracy"])
 
 
 @lru_cache(maxsize=1)
@@ -117,14 +59,9 @@ def loaded(dataset: str, root: str) -> Dataset:
     return fc.data.load(dataset, root)
 
 
-def measured(key: Key, root: str, device: str, old: dict[str, Any]) -> tuple[Key, dict[str, Any]]:
-    """Diagnose one federation; for some seeds also train, unless `old` has the accuracies."""
+def measured(key: Key, root: str, device: str) -> tuple[Key, dict[str, Any]]:
     dataset, name, seed = key
-    clients = federation(loaded(dataset, root), name, seed)
-    row = diagnosed(clients, seed, device, rounds=10 if seed in TRAINED else 0)
-    if seed in TRAINED:
-        row["final"] = trained(clients, seed, device, row, EXPECTED[name].groups, old)
-    return key, row
+    return key, diagnosed(federation(loaded(dataset, root), name, seed), seed, device)
 
 
 def scarce(samples: int) -> list[dict[str, Any]]:
@@ -163,15 +100,14 @@ def measure(root: str, device: str, only: str, jobs: int, again: bool) -> None:
             "expected": {name: asdict(planted) for name, planted in EXPECTED.items()},
             "rows": [rows[key] for key in keys if key in rows],
             "scarce": few,
+            "advice": results.get("advice", []),
         }
         write_results(RESULTS, content)
 
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         known = [] if again else results.get("scarce", [])
         few = [] if known else [pool.submit(scarce, samples) for samples in SCARCE]
-        for done in as_completed(
-            [pool.submit(measured, key, root, device, rows.get(key, {})) for key in missing]
-        ):
+        for done in as_completed([pool.submit(measured, key, root, device) for key in missing]):
             (dataset, name, seed), row = done.result()
             rows[dataset, name, seed] = {
                 "dataset": dataset,
@@ -192,9 +128,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", default="", help="a part of 'mnist, label swap, 0'")
     parser.add_argument("--jobs", type=int, default=1, help="processes, each with one thread")
-    parser.add_argument(
-        "--again", action="store_true", help="repeat all diagnoses; keep the accuracies"
-    )
+    parser.add_argument("--again", action="store_true", help="repeat all diagnoses")
     args = parser.parse_args()
     print(f"{CLIENTS} clients of {SAMPLES} samples", flush=True)
     measure(args.data_root, args.device, args.only, args.jobs, args.again)

@@ -31,8 +31,8 @@ EXPECTED = {
     "Dirichlet 0.1": Planted("label skew", None),
     "label swap": Planted("concept shift", 4),
     "label permutation": Planted("concept shift", 4),
-    "rotation": Planted("feature shift", 4),
-    "rotation with label skew": Planted("feature shift and label skew", 4),
+    "rotation": Planted("feature shift in groups", 4),
+    "rotation with label skew": Planted("feature shift in groups and label skew", 4),
 }
 
 

@@ -40,8 +40,8 @@ def diagnose(
     experiment: ExperimentArgument,
     sets: SetOption = None,
     probe_rounds: Annotated[
-        int, typer.Option(min=0, help="Rounds of each method's pilot run; 0 for no pilot runs.")
-    ] = 10,
+        int, typer.Option(min=0, help="Most rounds of a method's pilot run; 0 for no pilot runs.")
+    ] = 60,
     device: DeviceOption = "auto",
     out: OutOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -82,6 +82,7 @@ def diagnose(
 
 def _show(diagnosis: Diagnosis) -> None:
     from fedclade.analysis.diagnose.hypothesis_tests import DRAWS
+    from fedclade.analysis.diagnose.recommendation import label
 
     for sentence in diagnosis.sentences():
         print_out(sentence)
@@ -93,7 +94,7 @@ def _show(diagnosis: Diagnosis) -> None:
         "by chance alone",
     ):
         table.add_column(heading, justify="left" if heading.startswith("what") else "right")
-    for name, label in _ROWS.items():
+    for name, words in _ROWS.items():
         difference: Difference = getattr(diagnosis.evidence, name)
         # A permutation test cannot resolve less than one in DRAWS.
         p_value = (
@@ -103,7 +104,7 @@ def _show(diagnosis: Diagnosis) -> None:
         )
         p_value = "less than 0.1 %" if difference.p < 0.001 else p_value
         table.add_row(
-            label, f"{100 * difference.share:.1f} %", f"{difference.times_chance:.1f}", p_value
+            words, f"{100 * difference.share:.1f} %", f"{difference.times_chance:.1f}", p_value
         )
     out_console.print(table)
     _show_members(diagnosis)
@@ -113,20 +114,26 @@ def _show(diagnosis: Diagnosis) -> None:
     probes = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in (
         "method",
-        f"{score} after {diagnosis.about['probe_rounds']} rounds",
+        score,
         "gain over FedAvg",
         "models",
+        "rounds",
+        "seeds",
     ):
         probes.add_column(heading, justify="left" if heading == "method" else "right")
-    for probe in diagnosis.probes:
-        gain = f"{probe.gain:+.1f} ± {probe.gain_stderr:.1f}" if probe.method != "fedavg" else "–"
+    for number, probe in enumerate(diagnosis.probes):
+        gain = f"{probe.gain:+.1f} ± {probe.gain_stderr:.1f}" if number else "–"
         probes.add_row(
-            probe.method,
+            label(probe.method, probe.layer),
             f"{probe.score:.1f} %" if score == "accuracy" else f"{probe.score:.3f}",
             gain,
             str(probe.clusters),
+            str(probe.rounds),
+            str(probe.seeds),
         )
     out_console.print(probes)
+    if diagnosis.about["not_measured"]:
+        print_out(f"Not measured: {', '.join(diagnosis.about['not_measured'])}.")
 
 
 def _show_members(diagnosis: Diagnosis) -> None:

@@ -11,7 +11,13 @@ from torch import nn
 
 from fedclade.analysis.diagnose import diagnosis_text
 from fedclade.analysis.diagnose.class_statistics import ClassStatistics, class_statistics
-from fedclade.analysis.diagnose.groups import CLUSTERINGS, Grouping, cluster, select_groups
+from fedclade.analysis.diagnose.groups import (
+    CLUSTERINGS,
+    Grouping,
+    cluster,
+    cluster_and_merge,
+    select_groups,
+)
 from fedclade.analysis.diagnose.heterogeneity_kind import (
     Evidence,
     Kind,
@@ -21,8 +27,15 @@ from fedclade.analysis.diagnose.heterogeneity_kind import (
 )
 from fedclade.analysis.diagnose.hypothesis_tests import Difference
 from fedclade.analysis.diagnose.members import members
-from fedclade.analysis.diagnose.pilot_runs import Probe, candidates, run_pilots, without_test
+from fedclade.analysis.diagnose.pilot_runs import (
+    Pilots,
+    Probe,
+    candidates,
+    run_pilots,
+    without_test,
+)
 from fedclade.analysis.diagnose.recommendation import Advice, recommend
+from fedclade.analysis.diagnose.spread import Spread, measure_spread
 from fedclade.core.functional_model import Objective
 from fedclade.core.inputs import as_inputs, map_inputs
 from fedclade.core.losses import LOSSES, REGRESSION, ExampleLoss, LossName
@@ -37,11 +50,12 @@ from fedclade.training.runner import TrainingRun
 from fedclade.training.setup import metrics_for, module_for
 
 DEFAULT_MODEL = MLP(64)
-PROBE_ROUNDS = 10
+PROBE_ROUNDS = 60
 LEAVES = (
     "once: its number of examples, its number of examples per class, and for each class the mean of"
-    " 32 features that the initial model computes from its inputs; three times: Clade's signature"
-    " (128 numbers); in pilot runs: trained weights, the model that it selected, and its score on"
+    " 32 features that the initial model computes from its inputs; four times: the signature of"
+    " CladeGroups (128 numbers); if labels and inputs differ, three times: what Clade sends before"
+    " its first round; in pilot runs: trained weights, the model that it selected, and its score on"
     " held-out examples"
 )
 
@@ -62,6 +76,7 @@ class Diagnosis:
         about: data set, sizes, model and settings of the diagnosis.
         members: the clients and the most frequent classes of each group by name, if they have
             names.
+        spread: the clients' tree beside trees of individuals; None with few clients or samples.
     """
 
     kinds: tuple[Kind, ...]
@@ -73,6 +88,14 @@ class Diagnosis:
     probes: tuple[Probe, ...]
     about: dict[str, Any]
     members: tuple[dict[str, Any], ...] = ()
+    spread: Spread | None = None
+
+    @property
+    def sizes(self) -> dict[str, float]:
+        """How large each kind is: the share of the variance that lies between clients; for quantity
+        skew the standard deviation of the sizes over their mean.
+        """
+        return self.evidence.sizes_of(self.kinds)
 
     @property
     def kind(self) -> str:
@@ -94,6 +117,7 @@ class Diagnosis:
         content = {
             "kind": self.kind,
             "groups": self.groups,
+            "size_of_kind": self.sizes,
             "sentences": self.sentences(),
             "leaves_a_client": LEAVES,
         }
@@ -113,10 +137,11 @@ class Diagnosis:
             Evidence(**evidence),
             None if content["group"] is None else tuple(content["group"]),
             content["groups_agree"],
-            Advice(**content["advice"]),
+            Advice(**content["advice"] | {"rivals": tuple(content["advice"].get("rivals", ()))}),
             tuple(Probe(**probe) for probe in content["probes"]),
             dict(content["about"]),
             tuple(content.get("members", ())),
+            None if content.get("spread") is None else Spread(**content["spread"]),
         )
 
 
@@ -152,7 +177,8 @@ def diagnose(
         epochs: local epochs per round of the pilot runs.
         momentum: momentum of the clients' SGD in the pilot runs.
         loss: the loss, as in `fc.run`; default: cross-entropy.
-        probe_rounds: rounds of each method's pilot run; 0 for no pilot runs, and then no gain is
+        probe_rounds: the most rounds of each method's pilot run, which ends earlier if its score
+            on held-out training data no longer rises; 0 for no pilot runs, and then no gain is
             estimated.
         threads: number of CPU threads; default: chosen automatically.
 
@@ -193,20 +219,27 @@ def diagnose_run(run: TrainingRun, probe_rounds: int) -> Diagnosis:
     key = fold_in(seed, "diagnosis")
     statistics = class_statistics(fed, objectives[0], classes, key, clients.names)
     evidence = gather_evidence(statistics, rng)
+    spread = measure_spread(fed, objectives[0], fold_in(key, "spread"), rng)
     clusterings = cluster(fed, objectives, key)
     grouping = select_groups(clusterings, statistics, evidence, rng)
+    if grouping.group is None and evidence.is_mixture:
+        # Class shares may hide the groups, and may differ inside them.
+        merged = cluster_and_merge(fed, objectives, key)
+        grouping = select_groups(merged, statistics, evidence, rng, labels_too=False)
+    if _of_individuals(evidence, spread):
+        grouping = Grouping(None, 1.0)
 
     faint = evidence.given_labels_differ and (grouping.group is None or grouping.agree < 1)
-    differ = any(kind not in ("iid", "quantity skew") for kind in _kinds(evidence, grouping))
-    methods = candidates(differ, _number(grouping), faint)
-    probes, trained = (
-        run_pilots(methods, clients, run, probe_rounds) if probe_rounds else ([], None)
+    differ = any(
+        kind not in ("iid", "quantity skew") for kind in _kinds(evidence, grouping, spread)
     )
+    methods = candidates(differ, _number(grouping), faint)
+    pilots = run_pilots(methods, clients, run, probe_rounds) if probe_rounds else Pilots()
     # Faint groups that the initial model does not show may be visible with a trained model.
-    if grouping.group is None and faint and trained is not None:
-        grouping = select_groups([trained], statistics, evidence, rng)
+    if grouping.group is None and faint and pilots.groups is not None:
+        grouping = select_groups([pilots.groups], statistics, evidence, rng)
     evidence = with_renamed(evidence, statistics, grouping.group, rng)
-    kinds = _kinds(evidence, grouping)
+    kinds = _kinds(evidence, grouping, spread)
     return Diagnosis(
         kinds,
         (
@@ -217,20 +250,31 @@ def diagnose_run(run: TrainingRun, probe_rounds: int) -> Diagnosis:
         evidence,
         None if grouping.group is None else tuple(grouping.group.tolist()),
         grouping.agree,
-        recommend(differ, _number(grouping), faint, probes),
-        tuple(probes),
-        _about(clients, run, probe_rounds, statistics),
+        recommend(differ, _number(grouping), faint, pilots.probes),
+        pilots.probes,
+        _about(clients, run, probe_rounds, statistics) | {"not_measured": list(pilots.failed)},
         members(grouping.group, clients.names, statistics.counts),
+        spread,
     )
 
 
-def _kinds(evidence: Evidence, grouping: Grouping) -> tuple[Kind, ...]:
+def _of_individuals(evidence: Evidence, spread: Spread | None) -> bool:
+    """Whether each client has its own feature shift: a clustering would only cut a continuum. With
+    label skew too, the tree shows the labels.
+    """
+    return evidence.kinds() == ("feature shift",) and spread is not None and not spread.is_grouped
+
+
+def _kinds(evidence: Evidence, grouping: Grouping, spread: Spread | None) -> tuple[Kind, ...]:
     kinds = evidence.kinds()
     # Without class labels, groups whose inputs are alike can only differ in their targets.
-    only_targets = (
-        evidence.classes == 1 and grouping.group is not None and "feature shift" not in kinds
-    )
-    return ("target shift",) if only_targets else kinds
+    if evidence.classes == 1 and grouping.group is not None and "feature shift" not in kinds:
+        return ("target shift",)
+    in_groups = grouping.group is not None
+    if spread is not None and not evidence.is_mixture:
+        in_groups |= spread.is_grouped
+    shift: Kind = "feature shift in groups" if in_groups else "feature shift of individuals"
+    return tuple(shift if kind == "feature shift" else kind for kind in kinds)
 
 
 def _number(grouping: Grouping) -> int | None:

@@ -6,9 +6,11 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from fedclade.analysis.diagnose import members
+from fedclade.analysis.diagnose.recommendation import CLEAR, CLUSTERED
 
 if TYPE_CHECKING:
     from fedclade.analysis.diagnose.api import Diagnosis
+    from fedclade.analysis.diagnose.spread import Spread
 
 ABOUT = {
     "iid": "The clients are alike (IID): labels and inputs do not differ more than by chance.",
@@ -16,9 +18,13 @@ ABOUT = {
         "Quantity skew: the clients hold the same kind of data, but very different amounts of it."
     ),
     "label skew": "Label skew: the clients have different labels; inputs of one label are alike.",
-    "feature shift": (
-        "Feature shift: inputs of one label differ from client to client, and no renaming of labels"
-        " explains it."
+    "feature shift in groups": (
+        "Feature shift in groups: inputs of one label differ between groups of clients, and no"
+        " renaming of labels explains it."
+    ),
+    "feature shift of individuals": (
+        "Feature shift of individuals: inputs of one label differ from client to client, each in"
+        " its own way, and no renaming of labels explains it."
     ),
     "concept shift": (
         "Concept shift: the clients see the same inputs and give them different labels."
@@ -27,9 +33,13 @@ ABOUT = {
         "Target shift: the inputs are alike, but the targets, or their relation to the inputs,"
         " differ between groups."
     ),
-    "feature shift, label skew": (
-        "A mixture of feature shift and label skew: labels differ, and inputs of one label differ"
-        " too."
+    "feature shift in groups, label skew": (
+        "A mixture of feature shift in groups and label skew: labels differ, and inputs of one"
+        " label differ between groups of clients."
+    ),
+    "feature shift of individuals, label skew": (
+        "A mixture of feature shift of individuals and label skew: labels differ, and inputs of one"
+        " label differ from client to client, each in its own way."
     ),
     "concept shift, label skew": (
         "A mixture of concept shift and label skew: labels differ, and the same inputs have"
@@ -42,8 +52,10 @@ NO_CLASSES = (
 )
 NAMES = {
     "fedavg": "FedAvg",
+    "scaffold": "SCAFFOLD",
     "local": "Local (a separate model for each client)",
     "clade": "Clade",
+    "clade_groups": "CladeGroups",
     "ifca": "IFCA",
     "cfl": "CFL",
 }
@@ -52,8 +64,9 @@ FEW_SIZES = 8
 
 def sentences(diagnosis: Diagnosis) -> list[str]:
     about = ABOUT[", ".join(diagnosis.kinds)]
-    if diagnosis.evidence.classes == 1 and "feature shift" in diagnosis.kinds:
-        about = "Feature shift: the inputs differ from client to client."
+    kind = diagnosis.kinds[0]
+    if diagnosis.evidence.classes == 1 and kind.startswith("feature shift"):
+        about = f"{kind.capitalize()}: the inputs differ from client to client."
     lines = [f"{about} {_sure(diagnosis)}"]
     if diagnosis.evidence.classes == 1:
         lines.append(NO_CLASSES)
@@ -62,7 +75,34 @@ def sentences(diagnosis: Diagnosis) -> list[str]:
             f"Sizes differ too, from {diagnosis.about['smallest']} to {diagnosis.about['largest']}"
             " examples."
         )
+    if len(diagnosis.sizes) > 1:
+        lines.append(_sizes(diagnosis))
+    mixture = diagnosis.evidence.is_mixture
+    if "feature shift" in diagnosis.kind and diagnosis.spread is not None and not mixture:
+        lines.append(_spread(diagnosis.spread))
+    if (renamed := diagnosis.evidence.renamed) is not None and "concept shift" in diagnosis.kinds:
+        between = "in groups" if diagnosis.group is not None else "between clients"
+        lines.append(f"Labels renamed {between}: {renamed:.2f} of the difference.")
     return [*lines, _groups(diagnosis), *members.sentences(diagnosis.members), _advice(diagnosis)]
+
+
+def _sizes(diagnosis: Diagnosis) -> str:
+    """How large each part of a mixture is."""
+    parts = [
+        f"{kind} {100 * size:.0f} %"
+        for kind, size in diagnosis.sizes.items()
+        if kind != "quantity skew"
+    ]
+    text = f"Share of the variance between clients: {', '.join(parts)}." if parts else ""
+    if "quantity skew" in diagnosis.sizes:
+        spread = diagnosis.sizes["quantity skew"]
+        text += f" The standard deviation of the clients' sizes is {spread:.1f} of their mean."
+    return text.strip()
+
+
+def _spread(spread: Spread) -> str:
+    among = f"among individuals {spread.typical:.1f} is usual, and {spread.largest:.1f} the most"
+    return f"The widest step in the tree of clients is {spread.step:.1f}; {among}."
 
 
 def _sure(diagnosis: Diagnosis) -> str:
@@ -94,19 +134,40 @@ def _groups(diagnosis: Diagnosis) -> str:
 def _advice(diagnosis: Diagnosis) -> str:
     advice = diagnosis.advice
     settings = "".join(f", {name} = {value}" for name, value in advice.settings.items())
+    if advice.layer is not None:
+        settings += f", with a personal layer (personal.layer = {advice.layer!r})"
     text = f"Use {NAMES[advice.method]}{settings}: {advice.why}."
-    if advice.gain is not None and advice.method != "fedavg":
-        unit = "points of accuracy" if diagnosis.about["score"] == "accuracy" else "in the loss"
-        text += (
-            f" Expected gain over FedAvg: {advice.gain:.1f} ± {advice.gain_stderr:.1f} {unit},"
-            f" measured after {diagnosis.about['probe_rounds']} rounds on held-out training data."
-            " With more rounds it may become smaller."
-        )
-    if advice.clustering_helps:
+    if advice.gain is None or advice.gain_stderr is None:
         return text
-    faint = diagnosis.group is None and diagnosis.evidence.given_labels_differ
+    if (advice.method, advice.layer) != ("fedavg", None):
+        text += f" {_gain(diagnosis, advice.gain, advice.gain_stderr)}"
+    if advice.sure is not None:
+        text += f" The next best is behind with a probability of {100 * advice.sure:.0f} %."
+    if advice.rivals:
+        text += f" Not clearly worse: {'; '.join(advice.rivals)}."
+    tried = any(probe.method in CLUSTERED for probe in diagnosis.probes)
+    if tried and not advice.clustering_helps:
+        text += " Groups with a model each were not clearly better in the pilot runs."
+    return text
+
+
+def _gain(diagnosis: Diagnosis, gain: float, error: float) -> str:
+    """The gain over FedAvg as an interval of 95 %. Nothing is promised that was not shown."""
+    unit = "points of accuracy" if diagnosis.about["score"] == "accuracy" else "in the loss"
+    digits = 1 if diagnosis.about["score"] == "accuracy" else 3
+    low, high = gain - CLEAR * error, gain + CLEAR * error
+    seeds = max(probe.seeds for probe in diagnosis.probes)
+    rounds = max(probe.rounds for probe in diagnosis.probes)
+    measured = (
+        f"measured on held-out training data after up to {rounds} rounds"
+        f"{' with two seeds' if seeds > 1 else ''}"
+    )
+    if low <= 0:
+        return (
+            f"No gain over FedAvg is certain: {gain:+.{digits}f} {unit}, between"
+            f" {low:+.{digits}f} and {high:+.{digits}f} (95 %), {measured}."
+        )
     return (
-        f"{text} Clustering was not clearly better in the pilot runs."
-        if faint or diagnosis.group
-        else f"{text} Clustering will not help."
+        f"Expected gain over FedAvg: {gain:.{digits}f} {unit}, between {low:.{digits}f} and"
+        f" {high:.{digits}f} (95 %), {measured}."
     )

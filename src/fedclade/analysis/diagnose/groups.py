@@ -1,5 +1,5 @@
-"""The number of groups and their members: Clade's clustering with several initial models, and a
-test whether the groups explain the differences.
+"""The number of groups and their members: the clustering of CladeGroups with several initial
+models, and a test whether the groups explain the differences.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from fedclade.analysis.diagnose.class_statistics import ClassStatistics
 from fedclade.analysis.diagnose.heterogeneity_kind import Evidence, gather_evidence
 from fedclade.analysis.diagnose.hypothesis_tests import Difference
 from fedclade.clustering.graph import canonical_labels
-from fedclade.core.federation import Federation
 from fedclade.core.functional_model import Objective
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.rng import fold_in
+from fedclade.engines.simulator import Simulator
 from fedclade.methods.clade import Clade
+from fedclade.methods.clade_groups import CladeGroups
 
 Groups = NDArray[np.int64]
 CLUSTERINGS = 3
@@ -39,19 +40,28 @@ class Grouping:
     agree: float
 
 
-def cluster(fed: Federation, objectives: list[Objective], key: int) -> list[Groups]:
-    """The groups that Clade finds with each of these models, each with a different projection."""
-    clusterings = []
-    for number, objective in enumerate(objectives):
-        method = Clade().with_local_config(LocalTraining(objective))
-        clusterings.append(
-            canonical_labels(
-                method.init(
-                    fed, objective.params(), fold_in(key, "groups", number)
-                ).cluster_ids.numpy()
-            )
-        )
-    return clusterings
+def cluster(fed: Simulator, objectives: list[Objective], key: int) -> list[Groups]:
+    """The groups that CladeGroups finds with each of these models, each with a different
+    projection.
+    """
+    return [
+        _groups_of(CladeGroups(), fed, objective, fold_in(key, "groups", number))
+        for number, objective in enumerate(objectives)
+    ]
+
+
+def cluster_and_merge(fed: Simulator, objectives: list[Objective], key: int) -> list[Groups]:
+    """The same groups, but groups that differ in class shares alone are merged, as Clade does."""
+    return [
+        _groups_of(Clade(), fed, objective, fold_in(key, "groups", number))
+        for number, objective in enumerate(objectives)
+    ]
+
+
+def _groups_of(method: CladeGroups, fed: Simulator, objective: Objective, key: int) -> Groups:
+    method, params = method.with_local_config(LocalTraining(objective)), objective.params()
+    fed.init_client_state(method.initial_client_state(params))
+    return canonical_labels(method.init(fed, params, key).cluster_ids.numpy())
 
 
 def select_groups(
@@ -59,13 +69,23 @@ def select_groups(
     statistics: ClassStatistics,
     evidence: Evidence,
     rng: np.random.Generator,
+    labels_too: bool = True,
 ) -> Grouping:
     """The clustering that explains the differences between clients; the most frequent number of
     groups wins. No groups if no clustering explains the differences.
 
     Dirichlet skew has no groups: the found groups are small, and clients still differ inside them.
+
+    Args:
+        clusterings: the groups of each client, several times.
+        statistics: the statistics of the clients.
+        evidence: the differences between all clients.
+        rng: the randomness of the tests.
+        labels_too: whether groups must explain differences in p(y) too, besides p(x | y).
     """
-    explaining = [group for group in clusterings if _explains(group, statistics, evidence, rng)]
+    explaining = [
+        group for group in clusterings if _explains(group, statistics, evidence, rng, labels_too)
+    ]
     if not explaining:
         return Grouping(None, 1.0)
     number, votes = max(
@@ -78,7 +98,11 @@ def select_groups(
 
 
 def _explains(
-    group: Groups, statistics: ClassStatistics, evidence: Evidence, rng: np.random.Generator
+    group: Groups,
+    statistics: ClassStatistics,
+    evidence: Evidence,
+    rng: np.random.Generator,
+    labels_too: bool,
 ) -> bool:
     """Whether there are at least two groups, of at least two clients on average, whose clients are
     alike.
@@ -86,6 +110,8 @@ def _explains(
     if not 2 <= int(group.max()) + 1 <= len(group) / 2:
         return False
     within = gather_evidence(statistics, rng, group)
+    if not labels_too:
+        return _explained(evidence.given_labels.share, within.given_labels)
     largest = max(evidence.labels.share, evidence.given_labels.share)
     labels = not evidence.labels_differ or _explained(largest, within.labels)
     return labels and _explained(largest, within.given_labels)

@@ -13,7 +13,14 @@ from fedclade.analysis.diagnose.class_statistics import ClassStatistics
 from fedclade.analysis.diagnose.hypothesis_tests import Difference
 
 Kind: TypeAlias = Literal[
-    "iid", "quantity skew", "label skew", "feature shift", "concept shift", "target shift"
+    "iid",
+    "quantity skew",
+    "label skew",
+    "feature shift",
+    "feature shift in groups",
+    "feature shift of individuals",
+    "concept shift",
+    "target shift",
 ]
 Groups = NDArray[np.int64]
 
@@ -64,6 +71,10 @@ class Evidence:
     def sizes_differ(self) -> bool:
         return self.sizes >= UNEQUAL_SIZES
 
+    @property
+    def is_mixture(self) -> bool:
+        return self.labels_differ and self.given_labels_differ and self.classes > 1
+
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds; several for a mixture. Unequal sizes are a kind only if nothing else
         differs.
@@ -78,6 +89,15 @@ class Evidence:
             shift: Kind = "concept shift" if renamed else "feature shift"
             return (shift, "label skew") if self.labels_differ else (shift,)
         return ("label skew",) if self.labels_differ else self._only_sizes()
+
+    def sizes_of(self, kinds: tuple[Kind, ...]) -> dict[str, float]:
+        """The size of each of these kinds, and of quantity skew if sizes differ: the share of the
+        variance between clients, or the standard deviation of the sizes over their mean.
+        """
+        given = self.inputs.share if self.classes == 1 else self.given_labels.share
+        size = {"label skew": self.labels.share, "quantity skew": self.sizes, "iid": 0.0}
+        found = {kind: size.get(kind, given) for kind in kinds if kind != "target shift"}
+        return found | ({"quantity skew": self.sizes} if self.sizes_differ else {})
 
     def power(self) -> float:
         """The probability that a relevant difference would have been found, where none was."""

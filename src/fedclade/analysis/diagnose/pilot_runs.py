@@ -1,5 +1,5 @@
-"""Pilot runs: train the candidate methods for a few rounds and evaluate them on held-out training
-data.
+"""Pilot runs: train the candidate methods until their scores on held-out training data no longer
+rise, and compare them there.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from fedclade.core.inputs import select
 from fedclade.core.rng import fold_in
 from fedclade.data.federated_dataset import Clients, RaggedIndex
 from fedclade.errors import InvalidInputError
-from fedclade.methods.base import Method, hyperparameters
+from fedclade.io.schemas import RoundRecord
+from fedclade.methods.base import LayerName, Method, hyperparameters
 from fedclade.methods.cfl import CFL
 from fedclade.methods.clade import Clade
+from fedclade.methods.clade_groups import CladeGroups
 from fedclade.methods.fedavg import FedAvg
 from fedclade.methods.ifca import IFCA
 from fedclade.methods.local import Local
+from fedclade.methods.scaffold import SCAFFOLD
+from fedclade.training.callbacks import OnRound
 from fedclade.training.config import ServerConfig, TrainingConfig
 from fedclade.training.runner import TrainingRun
 
@@ -30,11 +34,25 @@ Array = NDArray[np.float64]
 HELD_OUT = 0.2
 MAX_CLIENTS = 200  # in pilot runs: more clients would improve the estimate little
 DEFAULT_CLUSTERS = 5  # for IFCA, which needs a number even if no groups are found
+COHORT, COHORT_SHARE = 10, 0.25  # the least number and the least share of clients in a round
+# A pilot run ends early if ten rounds change its score by less than this: in points of accuracy, or
+# relative to the loss. Clade compares its candidates until round 20.
+FEWEST_ROUNDS, LOOK_EVERY, RISES, FALLS = 30, 10, 0.5, 0.01
+MOST_SEED = 10**9
+CONTENDERS, ERRORS = 3, 2.0  # how many are trained again, within this number of standard errors
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A method to compare, and its personal layer; None for the method's own."""
+
+    method: Method
+    layer: LayerName | None = None
 
 
 @dataclass(frozen=True)
 class Probe:
-    """The result of one method's pilot run.
+    """The result of one method's pilot runs.
 
     Attributes:
         method: the method's name.
@@ -45,6 +63,9 @@ class Probe:
         gain_stderr: the standard error of `gain` over clients.
         behind: how much worse than the best method.
         behind_stderr: the standard error of `behind` over clients.
+        layer: the personal layer of the run; None for the method's own.
+        rounds: the number of rounds of the first run.
+        seeds: the number of runs, each with another held-out fifth.
     """
 
     method: str
@@ -55,6 +76,24 @@ class Probe:
     gain_stderr: float
     behind: float
     behind_stderr: float
+    layer: LayerName | None = None
+    rounds: int = 0
+    seeds: int = 1
+
+
+@dataclass(frozen=True)
+class Pilots:
+    """What the pilot runs found.
+
+    Attributes:
+        probes: the result of each candidate, FedAvg first; empty if no client has three samples.
+        groups: the groups of `CladeGroups` at its end; None for a subset of the clients.
+        failed: why a candidate has no result.
+    """
+
+    probes: tuple[Probe, ...] = ()
+    groups: NDArray[np.int64] | None = None
+    failed: tuple[str, ...] = ()
 
 
 def without_test(clients: Clients) -> Clients:
@@ -99,83 +138,176 @@ def held_out(clients: Clients, seed: int) -> Clients:
     )
 
 
-def candidates(differ: bool, groups: int | None, faint: bool) -> list[Method]:
-    """The candidate methods.
+def candidates(differ: bool, groups: int | None, faint: bool) -> list[Candidate]:
+    """The candidates, FedAvg first.
 
     Args:
         differ: whether labels or inputs differ between clients.
         groups: the number of groups; None if there are no groups.
         faint: whether inputs of one label differ, but not every clustering finds groups.
     """
+    one_model = [Candidate(FedAvg()), Candidate(FedAvg(), "auto"), Candidate(SCAFFOLD())]
     if not differ:
-        return [FedAvg(), Local()]
-    clade = Clade(recluster_every=5) if faint else Clade()
-    return [FedAvg(), Local(), clade, IFCA(clusters=groups or DEFAULT_CLUSTERS), CFL()]
+        return [*one_model, Candidate(Local()), Candidate(Clade())]
+    several = [
+        Local(),
+        CladeGroups(recluster_every=5 if faint else 0),
+        Clade(),
+        IFCA(clusters=groups or DEFAULT_CLUSTERS),
+        CFL(),
+    ]
+    return [*one_model, *map(Candidate, several)]
 
 
 def run_pilots(
-    methods: Sequence[Method], clients: Clients, run: TrainingRun, rounds: int
-) -> tuple[list[Probe], NDArray[np.int64] | None]:
-    """Train each method for a few rounds, with all clients in every round.
+    choices: Sequence[Candidate], clients: Clients, run: TrainingRun, rounds: int
+) -> Pilots:
+    """Train each candidate, then those that may be the best once more with another seed.
 
     At most `MAX_CLIENTS` clients are used; if there are more, a random subset.
 
     Args:
-        methods: the methods, FedAvg first.
+        choices: the candidates, FedAvg first.
         clients: the clients, without test data.
         run: how clients train.
-        rounds: the number of rounds.
-
-    Returns:
-        The results, empty if no client has three samples; and the final groups of Clade, None for
-        a subset of the clients.
+        rounds: the most rounds of a run.
     """
     seed = run.settings.seed
-    is_subset, groups = len(clients) > MAX_CLIENTS, None
+    is_subset = len(clients) > MAX_CLIENTS
     if is_subset:
         clients = clients.only(
             np.sort(np.random.default_rng(seed).permutation(len(clients))[:MAX_CLIENTS]).tolist()
         )
-    pilot_clients = held_out(clients, fold_in(seed, "held out"))
-    evaluated = (pilot_clients.test_part_id >= 0).numpy()
-    if not evaluated.any():
-        return [], None
-    settings = TrainingConfig(rounds, 1.0, seed, eval_every=0)
-    pilot = replace(
-        run, clients=pilot_clients, settings=settings, server=ServerConfig(), metrics=None
-    )
-    clusters, scores = [], []
-    for method in methods:
-        result = replace(pilot, method=method).run()
+    first = _Pilot(run, clients, rounds, seed)
+    if not first.evaluated.any():
+        return Pilots()
+    results: list[_Scores] = []
+    failed, groups = list[str](), None
+    for choice in choices:
+        try:
+            result = first.scores(choice)
+        except InvalidInputError as error:
+            # Not every method fits every model and optimizer; FedAvg does.
+            if choice is choices[0]:
+                raise
+            failed.append(f"{choice.method.name} ({error.field})")
+            continue
+        results.append(result)
+        if isinstance(choice.method, CladeGroups) and choice.method.name == CladeGroups.name:
+            groups = None if is_subset else result.groups
+    # A choice among many profits from chance. Another held-out part and seed do not repeat it.
+    contenders = _contenders(results)
+    if len(contenders) > 1:
+        second = _Pilot(run, clients, rounds, fold_in(seed, "second pilot run") % MOST_SEED)
+        for number in contenders:
+            results[number] = results[number].and_again(second.scores(results[number].choice))
+    return Pilots(tuple(_probes(results, contenders)), groups, tuple(failed))
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """(runs, clients) the scores of a candidate, larger is better."""
+
+    choice: Candidate
+    values: Array
+    clusters: int
+    rounds: int
+    groups: NDArray[np.int64]
+
+    def and_again(self, other: _Scores) -> _Scores:
+        return replace(self, values=np.concatenate([self.values, other.values]))
+
+    def less(self, other: _Scores) -> Array:
+        """(clients,) the mean difference of the runs that both have."""
+        both = min(len(self.values), len(other.values))
+        return np.asarray((self.values[:both] - other.values[:both]).mean(0))
+
+
+class _Pilot:
+    """Runs with the same held-out samples and the same seed."""
+
+    def __init__(self, run: TrainingRun, clients: Clients, rounds: int, seed: int) -> None:
+        held = held_out(clients, fold_in(seed, "held out"))
+        cohort = min(len(clients), max(COHORT, round(COHORT_SHARE * len(clients))))
+        settings = TrainingConfig(rounds, cohort, seed, eval_every=LOOK_EVERY)
+        self.evaluated = (held.test_part_id >= 0).numpy()
+        self.run = replace(
+            run, clients=held, settings=settings, server=ServerConfig(), metrics=None
+        )
+
+    def scores(self, choice: Candidate) -> _Scores:
+        personal = replace(self.run.personal, layer=choice.layer, every=0)
+        run = replace(self.run, method=choice.method, personal=personal)
+        result = run.run(on_round=until_flat())
         # The sign makes larger scores better.
         measure, sign = ("accuracy", 1) if "accuracy" in result.clients else ("loss", -1)
         loss, values = (
-            np.array(result.clients[name], np.float64)[evaluated] for name in ("loss", measure)
+            np.array(result.clients[name], np.float64)[self.evaluated] for name in ("loss", measure)
         )
         # The engine rejects weights that are not finite, and counts them as failures.
         if result.summary["failures"] or not np.isfinite(loss).all():
             raise InvalidInputError(
-                f"local.lr = {run.local.lr}: {method.name} diverged in its pilot run. Use a smaller"
-                " value, or probe_rounds = 0.",
+                f"local.lr = {run.local.lr}: {choice.method.name} diverged in its pilot run. Use a"
+                " smaller value, or probe_rounds = 0.",
                 "local.lr",
             )
-        scores.append(sign * values)
-        clusters.append(result.summary["clusters"])
-        if isinstance(method, Clade) and not is_subset:
-            groups = canonical_labels(result.clusters.numpy())
-    best = max(scores, key=lambda score: float(score.mean()))
-    probes = [
-        Probe(
-            method.name,
-            _settings(method),
-            count,
-            abs(float(score.mean())),
-            *_mean(score - scores[0]),
-            *_mean(best - score),
+        return _Scores(
+            choice,
+            sign * values[None],
+            result.summary["clusters"],
+            len(result.history),
+            canonical_labels(result.clusters.numpy()),
         )
-        for method, count, score in zip(methods, clusters, scores, strict=True)
+
+
+def until_flat() -> OnRound:
+    """A function that stops a run when its score no longer rises."""
+    last: float | None = None
+
+    def is_flat(row: RoundRecord) -> bool:
+        nonlocal last
+        if row["round"] % LOOK_EVERY:
+            return False
+        accuracy, loss = row.get("accuracy"), row.get("loss")
+        score = accuracy if accuracy is not None else loss
+        if score is None:
+            return False
+        before, last = last, score
+        if before is None or row["round"] < FEWEST_ROUNDS:
+            return False
+        return score - before < RISES if accuracy is not None else before - score < FALLS * before
+
+    return is_flat
+
+
+def _contenders(results: Sequence[_Scores]) -> list[int]:
+    """The best candidates, those that are not clearly worse, and FedAvg."""
+    order = sorted(range(len(results)), key=lambda number: -float(results[number].values.mean()))
+    best = results[order[0]]
+    close = [order[0]]
+    for number in order[1:CONTENDERS]:
+        mean, error = _mean(best.less(results[number]))
+        if mean <= ERRORS * error:
+            close.append(number)
+    return sorted({0, *close})
+
+
+def _probes(results: Sequence[_Scores], contenders: Sequence[int]) -> list[Probe]:
+    best = max((results[number] for number in contenders), key=lambda one: float(one.values.mean()))
+    return [
+        Probe(
+            one.choice.method.name,
+            _settings(one.choice.method),
+            one.clusters,
+            abs(float(one.values.mean())),
+            *_mean(one.less(results[0])),
+            *_mean(best.less(one)),
+            one.choice.layer,
+            one.rounds,
+            len(one.values),
+        )
+        for one in results
     ]
-    return probes, groups
 
 
 def _mean(values: Array) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 import fedclade as fc
 from fedclade.analysis.diagnose import Diagnosis, diagnose
 from fedclade.analysis.diagnose.diagnosis_text import NO_CLASSES
-from fedclade.analysis.diagnose.pilot_runs import held_out, without_test
+from fedclade.analysis.diagnose.pilot_runs import held_out, until_flat, without_test
 from fedclade.data import (
     Clients,
     Dirichlet,
@@ -83,8 +83,8 @@ def test_small_differences_do_not_hide_the_groups_of_a_large_one() -> None:
         (planted(Dirichlet(0.1)), "label skew", None),
         (planted(LabelSwap(4)), "concept shift", 4),
         (planted(LabelPermutation(4)), "concept shift", 4),
-        (planted(Rotation(4)), "feature shift", 4),
-        (turned_halves(), "feature shift and label skew", 4),
+        (planted(Rotation(4)), "feature shift in groups", 4),
+        (turned_halves(), "feature shift in groups and label skew", 4),
     ],
     ids=lambda value: value.partition if isinstance(value, Clients) else None,
 )
@@ -111,15 +111,56 @@ def diagnosis(swapped: Clients) -> Diagnosis:
 
 def test_the_recommendation_comes_from_pilot_runs(diagnosis: Diagnosis) -> None:
     methods = [probe.method for probe in diagnosis.probes]
-    assert methods == ["fedavg", "local", "clade", "ifca", "cfl"]
-    assert diagnosis.advice.method == "clade"
+    assert methods == [
+        "fedavg", "fedavg", "scaffold", "local", "clade_groups", "clade", "ifca", "cfl",
+    ]  # fmt: skip
+    assert [probe.layer for probe in diagnosis.probes] == [None, "auto", *[None] * 6]
+    assert diagnosis.advice.method in ("clade_groups", "clade", "ifca")
     assert diagnosis.advice.clustering_helps
     assert diagnosis.advice.gain is not None
     assert diagnosis.advice.gain > 10
     text = str(diagnosis)
     assert text.startswith("Concept shift: ")
     assert "2 groups of 5, 5 clients" in text
-    assert "Use Clade: " in text
+    assert "Expected gain over FedAvg: " in text
+
+
+def test_those_that_may_be_best_are_trained_with_a_second_seed(diagnosis: Diagnosis) -> None:
+    seeds = {probe.method: probe.seeds for probe in diagnosis.probes if probe.layer is None}
+    assert seeds["fedavg"] == 2
+    assert seeds[diagnosis.advice.method] == 2
+    assert seeds["local"] == 1
+    assert sum(seeds.values()) < 2 * len(seeds)
+    assert {probe.rounds for probe in diagnosis.probes} == {4}
+
+
+def test_sizes_of_a_mixture(diagnosis: Diagnosis) -> None:
+    assert list(diagnosis.sizes) == ["concept shift"]
+    mixture = diagnose(turned_halves(), device="cpu", probe_rounds=0)
+    assert list(mixture.sizes) == ["feature shift in groups", "label skew"]
+    assert all(0.1 < size < 1 for size in mixture.sizes.values())
+    assert mixture.to_json()["size_of_kind"] == mixture.sizes
+    assert "Share of the variance between clients: feature shift in groups" in str(mixture)
+
+
+def test_a_run_ends_when_its_score_is_flat() -> None:
+    stop = until_flat()
+    rounds = {10: 50.0, 20: 50.1, 25: 50.1, 30: 70.0, 40: 70.6, 50: 71.0}
+    rows = [{"round": number, "accuracy": score} for number, score in rounds.items()]
+    assert [stop(row) for row in rows] == [False, False, False, False, False, True]  # type: ignore[arg-type]
+    stop = until_flat()
+    losses = {20: 1.0, 30: 0.9, 40: 0.895}
+    rows = [{"round": number, "loss": loss} for number, loss in losses.items()]
+    assert [stop(row) for row in rows] == [False, False, True]  # type: ignore[arg-type]
+
+
+def test_a_method_that_does_not_fit_is_left_out() -> None:
+    # SCAFFOLD's control variates are those of plain SGD.
+    clients = planted(Iid(), clients=4)
+    diagnosis = diagnose(clients, fc.models.MLP(8), device="cpu", momentum=0.9, probe_rounds=1)
+    names = [probe.method for probe in diagnosis.probes]
+    failed = diagnosis.about["not_measured"]
+    assert ("scaffold" in names) == (not failed)
 
 
 def test_the_same_seed_gives_the_same_diagnosis_without_using_test_data(
@@ -173,7 +214,8 @@ def regression(shift: float, turn: float) -> Clients:
 
 
 @pytest.mark.parametrize(
-    ("shift", "turn", "kind"), [(0, 1, "iid"), (2, 1, "feature shift"), (0, -1, "target shift")]
+    ("shift", "turn", "kind"),
+    [(0, 1, "iid"), (2, 1, "feature shift in groups"), (0, -1, "target shift")],
 )
 def test_without_class_labels_the_text_states_the_limits(
     shift: float, turn: float, kind: str
