@@ -23,7 +23,7 @@ from fedclade.engines.remote.messages import Message, to_list, unpack_assignment
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import FedcladeError
 
-PROTOCOL = 4  # the version of the messages
+PROTOCOL = 5  # the version of the messages
 # Committed snapshots that a node keeps: the server's last checkpoint may be one round behind.
 MAX_COMMITTED = 2
 
