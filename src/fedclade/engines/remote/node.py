@@ -1,11 +1,16 @@
 """A node: holds some of a federation's clients, and answers the server's messages with what its
 clients compute.
+
+A node does not trust the server: it checks messages and programs, and `NodePolicy` limits what the
+server may ask for. Of an error only the type is sent, because its text may contain data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -19,11 +24,32 @@ from fedclade.core.program_serialization import NodeContext, from_spec
 from fedclade.core.pytree import Tree, add_prefix, concatenate, strip_prefix, tree_index
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.base import EvalRequest
-from fedclade.engines.remote.messages import Message, to_list, unpack_assignment
+from fedclade.engines.remote.messages import (
+    MAX_REASON,
+    Message,
+    one_line,
+    to_list,
+    unpack_assignment,
+)
+from fedclade.engines.remote.node_policy import (
+    NO_LIMITS,
+    LookCounter,
+    NodePolicy,
+    RefusedError,
+    time_limit,
+)
 from fedclade.engines.simulator import Simulator
-from fedclade.errors import FedcladeError
+from fedclade.errors import FedcladeError, is_int
 
 PROTOCOL = 5  # the version of the messages
+<<<<<<< HEAD
+=======
+MAX_REQUESTS = 16  # evaluations in one message; a run sends at most four
+MAX_NUMBER = 1 << 40  # of a client in the federation
+MAX_TEXT = 200  # characters of the name of a run or a transaction
+_ALL_REASONS = 500_000  # characters of all reasons in an answer
+_log = logging.getLogger("fedclade")
+>>>>>>> w-c
 # Committed snapshots that a node keeps: the server's last checkpoint may be one round behind.
 MAX_COMMITTED = 2
 
@@ -68,7 +94,7 @@ class InMemoryStateStore:
         }
 
 
-class StateLostError(FedcladeError):
+class StateLostError(RefusedError):
     """The client state is missing."""
 
 
@@ -85,6 +111,8 @@ class Node:
         check: is called when the node registers; it raises an error if the node cannot take part.
         site: the name of the node's site, which stays the same when the node restarts; "": none,
             then the names of clients must be unique in the federation.
+        policy: what the server may ask for.
+        looks: counts the looks at the data.
     """
 
     def __init__(
@@ -97,7 +125,10 @@ class Node:
         state_stores: Callable[[str], StateStore] | None = None,
         check: Callable[[], object] = lambda: None,
         site: str = "",
+        policy: NodePolicy = NO_LIMITS,
+        looks: LookCounter | None = None,
     ) -> None:
+        self.policy, self.looks = policy, looks or LookCounter()
         self.clients, self.names, self.context, self.metrics = clients, names, context, metrics
         self.compatibility_info = dict(compatibility_info)
         in_memory: dict[str, StateStore] = {}
@@ -123,18 +154,36 @@ class Node:
                     reason = describe_mismatch(
                         header["compatibility_info"], self.compatibility_info
                     )
-                    return Message({"rejected": reason})
+                    return Message({"rejected": one_line(reason)})
+                self._check(header)
                 self.state_store = self.state_stores(header["run"])
-            return handlers[header["kind"]](message)
-        except FedcladeError as error:
-            lost = isinstance(error, StateLostError)
-            return Message({"rejected": str(error), "state_lost": lost})
+            with time_limit(self.policy.max_seconds):
+                return handlers[header["kind"]](message)
         # User code may raise anything; the federation continues without this node.
         except Exception as error:
-            return Message({"rejected": f"{type(error).__name__}: {error}"})
+            return rejection(error)
+
+    def _check(self, header: Mapping[str, Any]) -> None:
+        """Refuse a header that no server of ours sends."""
+        for name in ("run", "transaction_id", "retained"):
+            _expect(isinstance(header[name], str) and len(header[name]) <= MAX_TEXT, name)
+        for name in ("clients", "numbers", "committed"):
+            _expect(isinstance(header[name], list), name)
+        clients, count = header["clients"], len(self.names)
+        _expect(all(is_int(client, 0, count - 1) for client in clients), "clients")
+        _expect(len(set(clients)) == len(clients), "clients")
+        _expect(len(header["numbers"]) == count, "numbers")
+        _expect(all(is_int(number, 0, MAX_NUMBER) for number in header["numbers"]), "numbers")
+        _expect(all(isinstance(name, str) for name in header["committed"]), "committed")
+        if header.get("per_client") is not None:
+            model_ids = header["per_client"]["model_ids"]
+            _expect(len(model_ids) == len(clients), "per_client.model_ids")
+        requests = header.get("requests", [])
+        _expect(isinstance(requests, list) and len(requests) <= MAX_REQUESTS, "requests")
 
     def _register(self, message: Message) -> Message:
-        self.check()
+        with shown():
+            self.check()
         data = self.clients
         header = {
             "compatibility_info": self.compatibility_info,
@@ -157,7 +206,9 @@ class Node:
 
     def _map(self, message: Message) -> Message:
         header = message.header
-        program = from_spec(header["program"], self.context)
+        program = self._program(header["program"])
+        has_signature = self.policy.check_noise(header["program"])
+        self.looks.add(self.policy, 1, int(has_signature))
         local_ids = torch.tensor(header["clients"], dtype=torch.int64)
         broadcast = strip_prefix("broadcast", message.tensors)
         assignment = (
@@ -193,11 +244,14 @@ class Node:
                 state.initial, [*earlier, StateSnapshot(transaction_id, state.tensors())]
             )
         outputs = [result.outputs for result in results if len(result.ids)]
+        failures = [failure for result in results for failure in result.failures]
+        length = min(MAX_REASON, _ALL_REASONS // max(1, len(failures)))
         return Message(
             {
                 "clients": [client for result in results for client in to_list(result.ids)],
                 "failures": [
-                    list(astuple(failure)) for result in results for failure in result.failures
+                    [failure.client, failure.reason[:length], failure.rejected]
+                    for failure in failures
                 ],
             },
             {
@@ -218,12 +272,15 @@ class Node:
         try:
             return run(place)
         except (RuntimeError, ValueError, TypeError) as error:
-            return ClientResults(
-                place[:0], {}, failures=[Failure(client, f"{type(error).__name__}: {error}")]
-            )
+            _log.error("client %s failed", client, exc_info=error)
+            reason = f"{type(error).__name__} ({IN_THE_LOG})"
+            return ClientResults(place[:0], {}, failures=[Failure(client, reason)])
 
     def _evaluate(self, message: Message) -> Message:
         header = message.header
+        # Programs are checked before the looks are counted.
+        finetunes = [self._program_or_none(request["finetune"]) for request in header["requests"]]
+        self.looks.add(self.policy, len(finetunes), 0)
         self._restore_state(message)
         assignment = unpack_assignment(header["per_client"], message.tensors)
         local_ids = torch.tensor(header["clients"], dtype=torch.int64)
@@ -232,9 +289,9 @@ class Node:
                 self.context.served or self.context.objective,
                 {name: self.metrics[name] for name in request["metrics"]},
                 request["split"],
-                self._program_or_none(request["finetune"]),
+                finetune,
             )
-            for request in header["requests"]
+            for request, finetune in zip(header["requests"], finetunes, strict=True)
         ]
         values: Tree = {}
         results = self.simulator.evaluate(assignment, local_ids, requests, header["key"])
@@ -255,8 +312,14 @@ class Node:
         )
         return Message({})
 
+    def _program(self, spec: Mapping[str, Any]) -> AnyProgram:
+        with shown():
+            program = from_spec(spec, self.context)
+        self.policy.check_program(program, int(self.clients.sizes.max()))
+        return program
+
     def _program_or_none(self, spec: Mapping[str, Any] | None) -> AnyProgram | None:
-        return from_spec(spec, self.context) if spec is not None else None
+        return self._program(spec) if spec is not None else None
 
     def _restore_state(self, message: Message) -> list[StateSnapshot]:
         """Give the clients the state that the server refers to, and their numbers in the
@@ -294,6 +357,34 @@ class Node:
         if snapshots:
             self.simulator.client_state.restore(snapshots[-1].client_state, 0)
         return snapshots
+
+
+IN_THE_LOG = "its text is in the log of the node"
+
+
+def rejection(error: Exception) -> Message:
+    """The answer of a node that cannot answer because of an error. Of errors that may contain data
+    only the type is sent; the text is logged.
+    """
+    if isinstance(error, RefusedError):
+        lost = isinstance(error, StateLostError)
+        return Message({"rejected": one_line(error), "state_lost": lost})
+    _log.error("the node cannot answer a message", exc_info=error)
+    return Message({"rejected": f"{type(error).__name__} ({IN_THE_LOG})", "state_lost": False})
+
+
+@contextmanager
+def shown() -> Iterator[None]:
+    """A context for code that sees no data: the server gets the text of fedclade's errors."""
+    try:
+        yield
+    except FedcladeError as error:
+        raise RefusedError(str(error), error.field) from error
+
+
+def _expect(condition: bool, name: str) -> None:
+    if not condition:
+        raise RefusedError(f"message: its '{name}' is malformed.", name)
 
 
 def _two_zeros(samples: Tensor) -> Tensor:

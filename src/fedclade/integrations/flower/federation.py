@@ -14,7 +14,7 @@ from fedclade import __version__
 from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
 from fedclade.core.inputs import Inputs
-from fedclade.core.program_serialization import NodeContext
+from fedclade.core.program_serialization import NodeContext, factories_of
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.remote.federation import RemoteFederation
 from fedclade.engines.remote.membership import ClientRecord
@@ -61,7 +61,13 @@ def node_context(
     """
     encoder = method.encoder_module if isinstance(method, NeedsEncoder) else None
     served = method.served_objective(module, objective, x)
-    return NodeContext(objective, None if encoder is None else Encoder(encoder), secret, served)
+    return NodeContext(
+        objective,
+        None if encoder is None else Encoder(encoder),
+        secret,
+        served,
+        factories_of(type(method)),
+    )
 
 
 class FlowerFederation(RemoteFederation):
