@@ -42,14 +42,11 @@ from fedclade.engines.simulator import Simulator
 from fedclade.errors import FedcladeError, is_int
 
 PROTOCOL = 5  # the version of the messages
-<<<<<<< HEAD
-=======
 MAX_REQUESTS = 16  # evaluations in one message; a run sends at most four
 MAX_NUMBER = 1 << 40  # of a client in the federation
 MAX_TEXT = 200  # characters of the name of a run or a transaction
 _ALL_REASONS = 500_000  # characters of all reasons in an answer
 _log = logging.getLogger("fedclade")
->>>>>>> w-c
 # Committed snapshots that a node keeps: the server's last checkpoint may be one round behind.
 MAX_COMMITTED = 2
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MessageType, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 
-from fedclade.engines.remote.messages import Message, NodeError
+from fedclade.engines.remote.messages import Message, NodeError, decode, encode
 from fedclade.errors import FedcladeError
 from fedclade.integrations.flower.polling import shorten_pull_waits
 
@@ -25,33 +22,24 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.05, 0.25  # seconds between two polls for answers
 
 
 def records_from_message(message: Message) -> RecordDict:
-    """The content of a Flower message: the header as JSON, and all tensors in the safetensors
-    format, as one array.
-    """
-    tensors = {name: value.detach().cpu().contiguous() for name, value in message.tensors.items()}
-    content = save(tensors)
-    # safetensors sorts the tensors; their order is part of the message.
-    header: dict[str, str | bytes] = {"json": json.dumps([message.header, list(tensors)])}
-    if len(content) <= INLINE_BYTES:
-        return RecordDict({HEADER: ConfigRecord({**header, "tensors": content})})
-    array = Array(dtype="uint8", shape=(len(content),), stype="safetensors", data=content)
-    return RecordDict({HEADER: ConfigRecord(header), TENSORS: ArrayRecord({"tensors": array})})
+    """The content of a Flower message: the header as JSON, and all tensors as one array."""
+    header, tensors = encode(message)
+    if len(tensors) <= INLINE_BYTES:
+        return RecordDict({HEADER: ConfigRecord({"json": header, "tensors": tensors})})
+    array = Array(dtype="uint8", shape=(len(tensors),), stype="safetensors", data=tensors)
+    arrays = ArrayRecord({"tensors": array})
+    return RecordDict({HEADER: ConfigRecord({"json": header}), TENSORS: arrays})
 
 
 def message_from_records(records: RecordDict) -> Message:
     """The message in the content of a Flower message. Nothing is unpickled."""
     record = records.config_records[HEADER]
-    header, names = json.loads(str(record["json"]))
-    content = record.get("tensors")
-    if content is None:
-        content = records.array_records[TENSORS]["tensors"].data
-    if not isinstance(content, bytes):
-        raise TypeError("its tensors are not bytes")
-    try:
-        tensors = load(content)
-    except SafetensorError as error:
-        raise ValueError(f"its tensors are not in the safetensors format: {error}") from error
-    return Message(header, {name: tensors[name] for name in names})
+    header, tensors = record["json"], record.get("tensors")
+    if tensors is None:
+        tensors = records.array_records[TENSORS]["tensors"].data
+    if not (isinstance(header, str) and isinstance(tensors, bytes)):
+        raise TypeError("its header is not text, or its tensors are not bytes")
+    return decode(header, tensors)
 
 
 class GridTransport:
