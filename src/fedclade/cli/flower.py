@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedclade.cli.console import out_console, print_err, print_out
-from fedclade.errors import InvalidInputError
+from fedclade.errors import InvalidInputError, require
 
 if TYPE_CHECKING:
     from fedclade.integrations.flower.local_deployment.deployment import (
@@ -79,6 +79,58 @@ def up(
     print_out(
         f"            fedclade flower status{option}\n            fedclade flower down{option}"
     )
+
+
+@flower_app.command()
+def node(
+    superlink: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address of the SuperLink, or of its proxy.")
+    ],
+    name: Annotated[
+        str, typer.Option(help="Name of the site; the same as node-name in --node-config.")
+    ] = "",
+    node_config: Annotated[
+        str,
+        typer.Option(metavar="'KEY=VALUE …'", help="Given to load_data(node); quote text values."),
+    ] = "",
+    root_certificates: Annotated[
+        Path | None, typer.Option(help="Certificate of the CA that signed the server's.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="Private key of this node (ssh-keygen -t ecdsa -b 384).")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Use no TLS. Only for tests on one machine.")
+    ] = False,
+    restart_after: Annotated[
+        int, typer.Option(min=1, help="Replace the ClientApp's process after so many messages.")
+    ] = 1000,
+    max_growth: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Replace the ClientApp's process after its memory has grown by so many MiB."
+        ),
+    ] = 2048,
+) -> None:
+    """Run one node of a federation: a SuperNode whose ClientApp stays in one process.
+
+    It runs until a signal ends it. Start it under a service manager that restarts it.
+    """
+    _local()
+    from fedclade.integrations.flower.supernode import ExecutorLimits, run_node
+
+    require(
+        insecure == (root_certificates is None),
+        "--root-certificates",
+        str(root_certificates or ""),
+        "must be given, or else --insecure",
+    )
+    config = " ".join(filter(None, [f'node-name="{name}"' if name else "", node_config]))
+    arguments = ["--superlink", superlink]
+    arguments += ["--insecure"] if insecure else ["--root-certificates", str(root_certificates)]
+    arguments += ["--auth-supernode-private-key", str(key)] if key else []
+    arguments += ["--node-config", config] if config else []
+    run_node(arguments, ExecutorLimits(restart_after, max_growth << 20))
 
 
 @flower_app.command()

@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MessageType, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 
-from fedclade.engines.remote.messages import Message, NodeError
+from fedclade.engines.remote.messages import Message, NodeError, decode, encode
 from fedclade.errors import FedcladeError
+from fedclade.integrations.flower.polling import shorten_pull_waits
 
 HEADER, TENSORS = "fedclade.header", "fedclade.tensors"
-_FIRST_WAIT, _LONGEST_WAIT = 0.05, 0.5  # seconds between two polls for answers
+# Tensors of up to this size travel in the record of the header. Each object of a Flower message
+# costs six requests on its way, and an array is three objects; but objects that are the same for
+# all nodes are stored once.
+INLINE_BYTES = 1 << 18
+_FIRST_WAIT, _LONGEST_WAIT = 0.05, 0.25  # seconds between two polls for answers
 
 
 def records_from_message(message: Message) -> RecordDict:
-    arrays = ArrayRecord(
-        {
-            name: Array(value.detach().cpu().contiguous().numpy())
-            for name, value in message.tensors.items()
-        }
-    )
-    return RecordDict({HEADER: ConfigRecord({"json": json.dumps(message.header)}), TENSORS: arrays})
+    """The content of a Flower message: the header as JSON, and all tensors as one array."""
+    header, tensors = encode(message)
+    if len(tensors) <= INLINE_BYTES:
+        return RecordDict({HEADER: ConfigRecord({"json": header, "tensors": tensors})})
+    array = Array(dtype="uint8", shape=(len(tensors),), stype="safetensors", data=tensors)
+    arrays = ArrayRecord({"tensors": array})
+    return RecordDict({HEADER: ConfigRecord({"json": header}), TENSORS: arrays})
 
 
 def message_from_records(records: RecordDict) -> Message:
-    """The message in the content of a Flower message. Arrays are in numpy's format; nothing is
-    unpickled.
-    """
-    header = json.loads(str(records.config_records[HEADER]["json"]))
-    tensors = {
-        name: torch.from_numpy(array.numpy().copy())
-        for name, array in records.array_records[TENSORS].items()
-    }
-    return Message(header, tensors)
+    """The message in the content of a Flower message. Nothing is unpickled."""
+    record = records.config_records[HEADER]
+    header, tensors = record["json"], record.get("tensors")
+    if tensors is None:
+        tensors = records.array_records[TENSORS]["tensors"].data
+    if not (isinstance(header, str) and isinstance(tensors, bytes)):
+        raise TypeError("its header is not text, or its tensors are not bytes")
+    return decode(header, tensors)
 
 
 class GridTransport:
@@ -61,6 +63,7 @@ class GridTransport:
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.grid, self.deadline, self.min_nodes, self.note = grid, deadline, min_nodes, note
+        shorten_pull_waits()
         self._answered_last: dict[str, bool] = {}  # whether each node answered its last message
 
     def nodes(self) -> list[str]:
