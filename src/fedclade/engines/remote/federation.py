@@ -20,6 +20,8 @@ from fedclade.core.federation import (
     ServerUpdate,
 )
 from fedclade.core.inputs import Inputs
+from fedclade.core.losses import LOSSES, accuracy, label_accuracy
+from fedclade.core.output_metric import OutputMetric
 from fedclade.core.program import AnyProgram
 from fedclade.core.program_serialization import to_spec
 from fedclade.core.pytree import Tree, add_prefix, stack, strip_prefix, tree_index
@@ -27,16 +29,23 @@ from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.accumulator import Accumulator, check_sum, ordered_results
 from fedclade.engines.base import Delivery, EvalRequest, Traffic
 from fedclade.engines.profiler import Profiler
-from fedclade.engines.remote.membership import MALFORMED, ClientRecord, Membership, Note
-from fedclade.engines.remote.messages import Message, NodeError, Transport, pack_assignment
+from fedclade.engines.remote.membership import CheckSamples, ClientRecord, Membership, Note
+from fedclade.engines.remote.messages import (
+    Message,
+    NodeError,
+    Transport,
+    one_line,
+    pack_assignment,
+)
 from fedclade.engines.reply_validation import (
+    LARGEST,
     Spec,
     majority_spec,
     out_of_range_segment,
     rejection_reason,
     spec_of,
 )
-from fedclade.errors import InvalidInputError
+from fedclade.errors import InvalidInputError, is_int
 
 NOT_CONNECTED = NodeError("its node is not connected")
 
@@ -138,6 +147,7 @@ class RemoteFederation:
         validation_origin: the settings of the nodes' validation data.
         probe: the server's probe data.
         device: the device of the server's tensors.
+        check_samples: see `Membership`.
         note: is called with a line for each node that registers or cannot take part.
     """
 
@@ -158,6 +168,7 @@ class RemoteFederation:
         validation_origin: Mapping[str, Any] | None = None,
         probe: Inputs | None = None,
         device: str = "cpu",
+        check_samples: CheckSamples = lambda metadata: None,
         note: Note = lambda text: None,
     ) -> None:
         self.transport, self.run, self.note = transport, run, note
@@ -166,6 +177,7 @@ class RemoteFederation:
             compatibility_info,
             bind_clients_to_nodes=bind_clients_to_nodes,
             client_records=client_records,
+            check_samples=check_samples,
             note=note,
         )
         self.device = torch.device(device)
@@ -226,13 +238,19 @@ class RemoteFederation:
 
         answers, failures = self._query_nodes(ids, message)
         replies: dict[int, Tree] = {}
+        votes: list[Tree] = []
         for places, answer in answers:
             node_replies, node_failures = self._unpack_reply(ids, places, answer)
             replies |= node_replies
             failures += node_failures
+            # A node has one vote for a spec, however many clients it claims to have.
+            specs = {
+                tuple(sorted(spec_of(reply).items())): reply for reply in node_replies.values()
+            }
+            votes += specs.values()
         sent_models = per_client.models if per_client is not None else {}
         expected = majority_spec(
-            list(replies.values()), spec_of({name: value[0] for name, value in sent_models.items()})
+            votes, spec_of({name: value[0] for name, value in sent_models.items()})
         )
         sizes = self.sizes
         for place in sorted(replies):
@@ -293,20 +311,24 @@ class RemoteFederation:
             values = [
                 strip_prefix(f"value{number}", answer.tensors) for number in range(len(requests))
             ]
-            complete = all(
-                value.keys() == result.keys() for value, result in zip(values, results, strict=True)
-            )
-            if not complete or any(
-                tuple(value.shape) != (len(places),) for value in answer.tensors.values()
+            if not all(
+                _is_complete(value, request, len(places))
+                for value, request in zip(values, requests, strict=True)
             ):
                 failures += [
                     Failure(client, "its node's evaluation does not match the request")
                     for client in ids[places].tolist()
                 ]
                 continue
+            reasons = _impossible_values(values, requests)
+            failures += [
+                Failure(int(ids[places[row]]), reason, rejected=True)
+                for row, reason in reasons.items()
+            ]
+            valid = [row for row in range(len(places)) if row not in reasons]
             for result, value in zip(results, values, strict=True):
                 for name, measured in value.items():
-                    result[name][places] = measured.double()
+                    result[name][places[valid]] = measured[valid]
         self._failures += failures
         return results
 
@@ -359,16 +381,18 @@ class RemoteFederation:
         try:
             answered = list(answer.header["clients"])
             failed = {
-                client: (str(reason), bool(rejected))
+                client: (one_line(reason), bool(rejected))
                 for client, reason, rejected in answer.header["failures"]
                 if client in place_of
             }
             valid = (
-                len(set(answered)) == len(answered)
+                all(is_int(client, 0) for client in answered)
+                and len(set(answered)) == len(answered)
                 and set(answered) <= place_of.keys()
                 and all(len(value) == len(answered) for value in outputs.values())
             )
-        except MALFORMED:
+        # The answer comes from another machine: whatever it causes is the fault of that machine.
+        except Exception:
             valid = False
         if not valid:
             return {}, [
@@ -447,7 +471,7 @@ class RemoteFederation:
                     self._initialized.discard(node)
                     self.client_state.set_lost(state_key)
                 if "rejected" in answer.header:
-                    answer = NodeError(str(answer.header["rejected"]))
+                    answer = NodeError(one_line(answer.header["rejected"]))
             answers[node] = answer
             self.client_state.set_answered(state_key, isinstance(answer, Message))
         return answers
@@ -482,6 +506,38 @@ def _rejection_reason(
     chosen = reply.get(reduce.segment_ids)
     segment = int(chosen) if chosen is not None and chosen.numel() == 1 else -1
     return out_of_range_segment(segment, reduce.num_segments)
+
+
+def _is_complete(values: Tree, request: EvalRequest, clients: int) -> bool:
+    return values.keys() == {"loss", *request.metrics} and all(
+        value.dtype == torch.float64 and tuple(value.shape) == (clients,)
+        for value in values.values()
+    )
+
+
+def _impossible_values(values: Sequence[Tree], requests: Sequence[EvalRequest]) -> dict[int, str]:
+    """The rows of a node's evaluation with a value that its metric cannot have, and why."""
+    reasons: dict[int, str] = {}
+    for measured, request in zip(values, requests, strict=True):
+        for name, value in measured.items():
+            lowest, highest = _range_of(name, request)
+            # NaN is a metric that is not defined, for example without test data.
+            impossible = (value < lowest) | (value > highest)
+            for row in impossible.nonzero().flatten().tolist():
+                reasons[row] = (
+                    f"its {name} of {float(value[row]):.3g} is not from {lowest:g} to {highest:g}"
+                )
+    return reasons
+
+
+def _range_of(name: str, request: EvalRequest) -> tuple[float, float]:
+    """The least and the largest value that a client may report."""
+    if name == "loss":
+        return (0.0 if request.model.example_loss in LOSSES.values() else -LARGEST), LARGEST
+    metric = request.metrics[name]
+    if isinstance(metric, OutputMetric):
+        return metric.lowest, metric.highest
+    return (0.0, 1.0) if metric in (accuracy, label_accuracy) else (-LARGEST, LARGEST)
 
 
 def _with_models(header: dict[str, Any], assignment: ModelAssignment) -> Message:

@@ -19,7 +19,7 @@ from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.remote.federation import RemoteFederation
 from fedclade.engines.remote.membership import ClientRecord
 from fedclade.engines.remote.node import PROTOCOL
-from fedclade.errors import FedcladeError, InvalidInputError
+from fedclade.errors import FedcladeError
 from fedclade.integrations.flower.grid_transport import GridTransport
 from fedclade.methods.base import Method
 from fedclade.methods.required_context import NeedsEncoder
@@ -116,8 +116,6 @@ class FlowerFederation(RemoteFederation):
         pause = _FIRST_POLL
         while True:
             membership.register_nodes()
-            for node, reason in membership.conflicts.items():
-                raise InvalidInputError(f"node {node}: {reason}.", "node-name")
             present = len(membership.present)
             if present >= nodes:
                 membership.number_clients()
@@ -126,9 +124,13 @@ class FlowerFederation(RemoteFederation):
                 self.note(f"{present} of {nodes} nodes are connected; waiting")
                 noted = present
             if time.monotonic() - begin > wait_seconds:
+                conflicts = "".join(
+                    f" Node {node} is not used: {reason}."
+                    for node, reason in membership.conflicts.items()
+                )
                 raise FedcladeError(
                     f"federation.nodes = {nodes}: {present} nodes connected within"
-                    f" {wait_seconds:g} s. Start the others, or set a smaller number.",
+                    f" {wait_seconds:g} s. Start the others, or set a smaller number.{conflicts}",
                     "federation.nodes",
                 )
             time.sleep(pause)

@@ -472,15 +472,15 @@ def test_the_order_in_which_nodes_connect_does_not_matter(
     assert names == ("east/ward", "north/ward", "west/ward")
 
 
-def test_two_nodes_with_one_site_name_end_the_wait(
+def test_a_second_node_with_a_sites_name_is_not_used_and_named_at_the_end_of_the_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fed = waiting(
-        {"1": site_node("east", tmp_path)}, {"2": site_node("east", tmp_path)}, monkeypatch
-    )
-    with pytest.raises(InvalidInputError, match=r"node 2: .*'east'.* node 1 ") as caught:
-        fed.wait_for(2, 60)
-    assert caught.value.field == "node-name"
+    twins = {number: site_node("east", tmp_path) for number in ("1", "2")}
+    fed = waiting(twins, {}, monkeypatch)
+    with pytest.raises(FedcladeError, match=r"Node 2 .*'east'.* node 1 ") as caught:
+        fed.wait_for(2, -1)
+    assert caught.value.field == "federation.nodes"
+    assert fed.membership.present == {"1"}
 
 
 def test_too_few_nodes_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
