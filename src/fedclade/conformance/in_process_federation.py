@@ -44,6 +44,9 @@ class InProcessTransport:
             )
         return answers
 
+    def hello(self, messages: Mapping[str, Message], wait: bool) -> dict[str, Message | NodeError]:
+        return self.send_and_receive(messages) if messages else {}
+
 
 def copied(message: Message) -> Message:
     return decode(*encode(message))

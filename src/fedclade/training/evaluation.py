@@ -20,7 +20,7 @@ from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree
 from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
-from fedclade.engines.base import EvalRequest
+from fedclade.engines.base import Delivery, EvalRequest
 from fedclade.io.schemas import RoundRecord, Stopped, Summary
 from fedclade.training import metrics
 from fedclade.training.client_sampling import blocked_clients, exclude_blocked
@@ -43,6 +43,7 @@ def evaluate(
     state: State,
     round_number: int,
     history: Sequence[RoundRecord],
+    is_last: bool = False,
 ) -> Evaluation:
     """Evaluate every client's model on the client's data.
 
@@ -52,9 +53,10 @@ def evaluate(
         state: the state after this round.
         round_number: the number of this round.
         history: the rounds before this round.
+        is_last: whether these are the final models, so that real clients can keep them.
     """
     with setup.engine.clock.whole("evaluation"):
-        return _evaluate(setup, clients, state, round_number, history)
+        return _evaluate(setup, clients, state, round_number, history, is_last)
 
 
 def _evaluate(
@@ -63,6 +65,7 @@ def _evaluate(
     state: State,
     round_number: int,
     history: Sequence[RoundRecord],
+    is_last: bool,
 ) -> Evaluation:
     state, assignment, ids = _serve(setup, clients, state, round_number, history)
     key = fold_in(setup.training.seed, "evaluate", round_number)
@@ -80,7 +83,8 @@ def _evaluate(
         requests["_tuned"] = replace(test, finetune=finetune)
 
     values: dict[str, Tensor] = {}
-    answers = setup.engine.evaluate(assignment, ids, list(requests.values()), key)
+    deliver = Delivery(personalize) if is_last else None
+    answers = setup.engine.evaluate(assignment, ids, list(requests.values()), key, deliver)
     # Of sequences the perplexity is reported too, as for language models.
     is_sequence_model = setup.objective.example_loss is cross_entropy and clients.y.ndim > 1
     for affix, answer in zip(requests, answers, strict=True):

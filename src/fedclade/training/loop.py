@@ -168,7 +168,8 @@ def _evaluate_round(
     """Evaluate a round and add the numbers to its row. Keeps the state if it is the best so far."""
     number, state = row["round"], progress.state
     earlier = [each for each in progress.history if each["round"] < number]
-    evaluation = evaluate(setup, progress.clients, state, number, earlier)
+    is_last = number == setup.training.rounds and setup.training.select == "last"
+    evaluation = evaluate(setup, progress.clients, state, number, earlier, is_last)
     row["failures"] += counters.failures(setup.engine)
     row |= metrics.summary_of(evaluation.values, progress.clients.test_samples)
     row |= metrics.by_cluster(evaluation.values, state.cluster_ids)

@@ -27,7 +27,7 @@ from fedclade.core.program_serialization import to_spec
 from fedclade.core.pytree import Tree, add_prefix, stack, strip_prefix, tree_index
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.accumulator import Accumulator, check_sum, ordered_results
-from fedclade.engines.base import EvalRequest, Traffic
+from fedclade.engines.base import Delivery, EvalRequest, Traffic
 from fedclade.engines.profiler import Profiler
 from fedclade.engines.remote.membership import CheckSamples, ClientRecord, Membership, Note
 from fedclade.engines.remote.messages import (
@@ -63,6 +63,7 @@ class RemoteClientState:
         self._committed: dict[str, list[str]] = {}
         # Whether the node answered all messages of this transaction.
         self._answered: dict[str, bool] = {}
+        self._calls: dict[str, int] = {}  # the messages of this transaction to each node
         self._session, self._number = secrets.token_hex(4), 0
         # The last committed transaction of each node in the state that the server may return to.
         self._retained: dict[str, str] = {}
@@ -77,6 +78,13 @@ class RemoteClientState:
     def retained_at(self, state_key: str) -> str:
         """The transaction whose state the node must keep; "" for none."""
         return self._retained.get(state_key, "")
+
+    def next_call(self, state_key: str) -> int:
+        """The number of the next message of this transaction to a node. A node that gets a message
+        again, because its answer was lost, starts from the state before that message.
+        """
+        self._calls[state_key] = call = self._calls.get(state_key, -1) + 1
+        return call
 
     def set_answered(self, state_key: str, answered: bool) -> None:
         """Record whether the node answered a message of this transaction. If one message has no
@@ -96,7 +104,7 @@ class RemoteClientState:
         self.rollback()
 
     def rollback(self) -> None:
-        self._answered = {}
+        self._answered, self._calls = {}, {}
         self._number += 1
 
     def tensors(self) -> Tree:
@@ -181,6 +189,8 @@ class RemoteFederation:
         self._initial_state: Tree = {}
         self._initialized: set[str] = set()  # the nodes that have the initial client state
         self._failures: list[Failure] = []
+        # The clients that got their final model with the last evaluation.
+        self._delivered: set[int] = set()
 
     @property
     def sizes(self) -> Tensor:
@@ -268,8 +278,9 @@ class RemoteFederation:
         ids: Tensor,
         requests: Sequence[EvalRequest],
         key: int = 0,
+        deliver: Delivery | None = None,
     ) -> list[Tree]:
-        """All requests go to a node in one message."""
+        """All requests go to a node in one message, with the final models if `deliver` is given."""
         header = {
             "kind": "evaluate",
             "requests": [
@@ -281,10 +292,17 @@ class RemoteFederation:
                 for request in requests
             ],
             "key": key,
+            "deliver": deliver and {"finetune": _spec_or_none(deliver.finetune), "key": 0},
         }
         answers, failures = self._query_nodes(
             ids, lambda places: _with_models(header, assignment[places])
         )
+        self._delivered = {
+            client
+            for places, answer in answers
+            if deliver is not None and answer.header.get("delivered") is True
+            for client in ids[places].tolist()
+        }
         empty = torch.full((len(ids),), torch.nan, dtype=torch.float64)
         results: list[Tree] = [
             {name: empty.clone() for name in ("loss", *request.metrics)} for request in requests
@@ -322,8 +340,10 @@ class RemoteFederation:
         key: int = 0,
     ) -> None:
         header = {"kind": "save_models", "finetune": _spec_or_none(finetune), "key": key}
+        missing = torch.tensor([client not in self._delivered for client in ids.tolist()])
+        places_of = torch.arange(len(ids))[missing.bool()]
         _, failures = self._query_nodes(
-            ids, lambda places: _with_models(header, assignment[places])
+            ids[places_of], lambda places: _with_models(header, assignment[places_of[places]])
         )
         names = self.client_metadata().names
         for failure in failures:
@@ -468,6 +488,7 @@ class RemoteFederation:
             "compatibility_info": self.membership.compatibility_info,
             "run": self.run,
             "transaction_id": self.client_state.transaction_id,
+            "call": self.client_state.next_call(self.membership.state_key(node)),
             "committed": committed,
             "retained": self.client_state.retained_at(self.membership.state_key(node)),
             "has_client_state": bool(self._initial_state),

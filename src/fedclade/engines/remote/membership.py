@@ -22,6 +22,7 @@ MAX_NAMES = 10_000  # clients of a node
 MAX_SIZE = (1 << 40) - 1  # samples of a client
 MAX_CLASSES = 1 << 20
 Note = Callable[[str], None]
+LONGEST_PAUSE = 64  # updates of the membership until a refused node is asked again
 CheckSamples = Callable[[ClientMetadata], object]
 
 
@@ -94,6 +95,8 @@ class Membership:
         self._unnumbered: list[ClientRecord] = []
         self._registered: dict[str, dict[str, Any]] = {}  # the header of each node's registration
         self._blocked: set[str] = set()
+        # For each refused node: the updates until it is asked again, and the next pause.
+        self._pauses: dict[str, tuple[int, int]] = {}
         # Two empty samples of each node, for their shape and dtype; then those of the federation.
         self._samples_of: dict[str, tuple[InputsKind, Tree]] = {}
         self._samples: Tree = {}
@@ -180,21 +183,33 @@ class Membership:
         """Update which nodes are present, and register new ones. Their new clients have no numbers
         yet.
         """
-        self.present = set(self.transport.nodes()) - self._blocked
-        new = sorted(self.present - self._registered.keys())
-        if not new:
-            return
-        answers = self.transport.send_and_receive(
-            {node: Message({"kind": "register"}) for node in new}
+        before, self.present = self.present, set(self.transport.nodes()) - self._blocked
+        if before - self.present:
+            self._pauses = {}  # the node that was in conflict with another may have left
+        new = self.present - self._registered.keys()
+        due = {node for node in new if not self._pauses.get(node, (0, 0))[0]}
+        self._pauses = {
+            node: (max(0, left - 1), pause) for node, (left, pause) in self._pauses.items()
+        }
+        # A node that loads its data slowly does not delay the others, unless there are no others.
+        answers = self.transport.hello(
+            {node: Message({"kind": "register"}) for node in sorted(due)}, wait=new == self.present
         )
         # The order of sites decides what is reported first, and which of two twins is in conflict.
-        for node in sorted(new, key=lambda node: (_site(answers[node]), node)):
-            reason = self._admit(node, answers[node])
+        for node in sorted(answers, key=lambda node: (_site(answers[node]), node)):
+            reason = self._admit(node, answers[node]) if node in self.present else "it has left"
             if reason is not None:
-                self.present.discard(node)
+                _, pause = self._pauses.get(node, (0, 0))
+                self._pauses[node] = (pause, min(LONGEST_PAUSE, max(1, 2 * pause)))
                 if self._noted.get(node) != reason:
                     self.note(f"{node}: not used: {reason}")
                 self._noted[node] = reason
+        # Without a registration a node cannot take part.
+        self.present &= self._registered.keys()
+
+    def name_of(self, node: str) -> str:
+        """The name of a node's site, for the log; the id of a node without one."""
+        return str(self._registered.get(node, {}).get("site", "")) or f"node {node}"
 
     def is_connected(self, node: str) -> bool:
         return node in self.present and node in self._registered
@@ -276,7 +291,7 @@ class Membership:
                 self.client_records[numbers[record.full_name]] = record
             else:
                 self._unnumbered.append(record)
-        self.note(f"{node}: {header['site'] or 'no site name'}, {len(records)} clients")
+        self.note(f"{self.name_of(node)}: {len(records)} clients")
         return None
 
     def _read_records(self, node: str, header: Mapping[str, Any]) -> list[ClientRecord]:

@@ -151,6 +151,15 @@ class Transport(Protocol):
     def send_and_receive(self, messages: Mapping[str, Message]) -> dict[str, Message | NodeError]:
         """The answer of each node, or the reason why there is none."""
 
+    def hello(self, messages: Mapping[str, Message], wait: bool) -> dict[str, Message | NodeError]:
+        """Send each node its first message, and return the answers that have arrived to these and
+        to earlier first messages. A node whose answer is outstanding gets no second one.
+
+        Args:
+            messages: the message to each node.
+            wait: wait for an answer if one is outstanding.
+        """
+
 
 def pack_assignment(assignment: ModelAssignment) -> tuple[dict[str, Any], Tree]:
     """The header entry and the tensors of an assignment, on the CPU. Each different model is sent

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fedclade.core.federation import ClientResults, Failure
+from fedclade.core.federation import ClientResults, Failure, ModelAssignment
 from fedclade.core.inputs import map_inputs, to_tree
 from fedclade.core.output_metric import AnyMetric
 from fedclade.core.program import AnyProgram
@@ -53,10 +53,17 @@ MAX_COMMITTED = 2
 
 @dataclass(frozen=True)
 class StateSnapshot:
-    """The client state of a node after one transaction of the server."""
+    """The client state of a node after a message of one transaction of the server.
+
+    Args:
+        transaction_id: the name of the transaction.
+        client_state: the state of the node's clients.
+        call: the number of the message in the transaction.
+    """
 
     transaction_id: str
     client_state: Tree
+    call: int = 0
 
 
 class StateStore(Protocol):
@@ -166,6 +173,7 @@ class Node:
             _expect(isinstance(header[name], str) and len(header[name]) <= MAX_TEXT, name)
         for name in ("clients", "numbers", "committed"):
             _expect(isinstance(header[name], list), name)
+        _expect(is_int(header["call"], 0, MAX_NUMBER), "call")
         clients, count = header["clients"], len(self.names)
         _expect(all(is_int(client, 0, count - 1) for client in clients), "clients")
         _expect(len(set(clients)) == len(clients), "clients")
@@ -233,13 +241,8 @@ class Node:
         state = self.simulator.client_state
         if state.initial:
             state.commit(0)
-            transaction_id = header["transaction_id"]
-            earlier = [
-                snapshot for snapshot in snapshots if snapshot.transaction_id != transaction_id
-            ]
-            self.state_store.save(
-                state.initial, [*earlier, StateSnapshot(transaction_id, state.tensors())]
-            )
+            snapshot = StateSnapshot(header["transaction_id"], state.tensors(), header["call"])
+            self.state_store.save(state.initial, [*snapshots, snapshot])
         outputs = [result.outputs for result in results if len(result.ids)]
         failures = [failure for result in results for failure in result.failures]
         length = min(MAX_REASON, _ALL_REASONS // max(1, len(failures)))
@@ -294,20 +297,32 @@ class Node:
         results = self.simulator.evaluate(assignment, local_ids, requests, header["key"])
         for number, result in enumerate(results):
             values |= add_prefix(f"value{number}", result)
-        return Message({}, values)
+        delivered = False
+        if header["deliver"] is not None:
+            try:
+                self._save(header["deliver"], assignment, local_ids)
+                delivered = True
+            except Exception as error:  # the server sends the models again, and gets the reason
+                _log.error("the models cannot be saved", exc_info=error)
+        return Message({"delivered": delivered}, values)
 
     def _save_models(self, message: Message) -> Message:
-        header = message.header
         self._restore_state(message)
+        assignment = unpack_assignment(message.header["per_client"], message.tensors)
+        local_ids = torch.tensor(message.header["clients"], dtype=torch.int64)
+        self._save(message.header, assignment, local_ids)
+        return Message({})
+
+    def _save(
+        self, header: Mapping[str, Any], assignment: ModelAssignment, local_ids: Tensor
+    ) -> None:
+        """Save the final models of these clients, fine-tuned as `header` says."""
         finetune = self._program_or_none(header["finetune"])
-        assignment = unpack_assignment(header["per_client"], message.tensors)
-        local_ids = torch.tensor(header["clients"], dtype=torch.int64)
         models = self.simulator.models_of(assignment, local_ids, finetune, header["key"])
         self.state_store.save_models(
             [self.names[client] for client in local_ids.tolist()],
             {name: value.cpu() for name, value in models.items()},
         )
-        return Message({})
 
     def _program(self, spec: Mapping[str, Any]) -> AnyProgram:
         with shown():
@@ -324,8 +339,9 @@ class Node:
 
         The latest snapshot of a committed transaction counts, or that of this transaction if it had
         an earlier message. Other snapshots were never part of the run: the server crashed in that
-        round, or continued without this node's answer. Of the older ones the snapshot that the
-        server may return to is kept.
+        round, or continued without this node's answer, or the node lost its answer to this message
+        and now gets the message again. Of the older ones the snapshot that the server may return to
+        is kept.
         """
         header, sent = message.header, strip_prefix("client_state", message.tensors)
         initial, stored = (sent, []) if sent else self.state_store.load()
@@ -337,13 +353,16 @@ class Node:
                 " message."
             )
         committed_ids = list(header["committed"])
-        committed = [snapshot for snapshot in stored if snapshot.transaction_id in committed_ids]
+        # Of each transaction the snapshot after its last message.
+        last = {each.transaction_id: each for each in stored}
+        committed = [each for name, each in last.items() if name in committed_ids]
         current = [
             snapshot
             for snapshot in stored
             if snapshot.transaction_id == header["transaction_id"]
             and snapshot.transaction_id not in committed_ids
-        ]
+            and snapshot.call < header["call"]
+        ][-1:]
         # The node may have written nothing in the retained transaction itself.
         until = committed_ids[: _length_to(header["retained"], committed_ids)]
         retained = [i for i, each in enumerate(committed) if each.transaction_id in until][-1:]

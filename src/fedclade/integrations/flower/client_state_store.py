@@ -40,10 +40,10 @@ class DiskStateStore:
         if not self._list.exists():
             return {}, []
         try:
-            transaction_ids = json.loads(self._list.read_text())
+            listed = json.loads(self._list.read_text())
             return load_file(self._state_folder / "initial.safetensors"), [
-                StateSnapshot(transaction_id, load_file(self._file(transaction_id)))
-                for transaction_id in transaction_ids
+                StateSnapshot(transaction_id, load_file(self._file(transaction_id, call)), call)
+                for transaction_id, call in listed
             ]
         except (OSError, ValueError, SafetensorError) as error:
             raise FedcladeError(
@@ -59,13 +59,13 @@ class DiskStateStore:
             self._write(initial_file, initial)
             self._remove_old_runs()
         for snapshot in snapshots:
-            file = self._file(snapshot.transaction_id)
+            file = self._file(snapshot.transaction_id, snapshot.call)
             if not file.exists() or snapshot is snapshots[-1]:
                 self._write(file, snapshot.client_state)
         # The list is written last: every file that it names is complete.
-        transaction_ids = [snapshot.transaction_id for snapshot in snapshots]
-        _replace(self._list, json.dumps(transaction_ids).encode())
-        listed = {self._file(transaction_id) for transaction_id in transaction_ids}
+        names = [(snapshot.transaction_id, snapshot.call) for snapshot in snapshots]
+        _replace(self._list, json.dumps(names).encode())
+        listed = {self._file(*name) for name in names}
         for file in self._state_folder.glob("transaction-*"):
             if file not in listed:
                 file.unlink(missing_ok=True)
@@ -92,8 +92,9 @@ class DiskStateStore:
                 )
         _replace(path, content)
 
-    def _file(self, transaction_id: str) -> Path:
-        return self._state_folder / f"transaction-{safe_file_name(transaction_id)}.safetensors"
+    def _file(self, transaction_id: str, call: int) -> Path:
+        name = f"transaction-{safe_file_name(transaction_id)}-{call}.safetensors"
+        return self._state_folder / name
 
     def _remove_old_runs(self) -> None:
         runs = sorted(self._state_folder.parent.iterdir(), key=lambda run: run.stat().st_mtime)

@@ -25,7 +25,7 @@ from fedclade.methods.base import Method
 from fedclade.methods.required_context import NeedsEncoder
 from fedclade.training.run_fingerprint import qualified_name
 
-_POLL_SECONDS = 1.0
+_FIRST_POLL, _LONGEST_POLL = 0.1, 1.0  # seconds between two looks for nodes
 
 
 def compatibility_info(objective: Objective) -> dict[str, str]:
@@ -91,8 +91,11 @@ class FlowerFederation(RemoteFederation):
         check_samples: CheckSamples = lambda metadata: None,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
+        transport = GridTransport(
+            grid, deadline, min_nodes, note, lambda node: self.membership.name_of(node)
+        )
         super().__init__(
-            GridTransport(grid, deadline, min_nodes, note),
+            transport,
             compatibility_info,
             run=run,
             bind_clients_to_nodes=bind_clients_to_nodes,
@@ -112,6 +115,7 @@ class FlowerFederation(RemoteFederation):
             wait_seconds: the seconds after which the wait ends with an error.
         """
         begin, noted, membership = time.monotonic(), -1, self.membership
+        pause = _FIRST_POLL
         while True:
             membership.register_nodes()
             present = len(membership.present)
@@ -131,4 +135,5 @@ class FlowerFederation(RemoteFederation):
                     f" {wait_seconds:g} s. Start the others, or set a smaller number.{conflicts}",
                     "federation.nodes",
                 )
-            time.sleep(_POLL_SECONDS)
+            time.sleep(pause)
+            pause = min(_LONGEST_POLL, 1.5 * pause)
