@@ -183,10 +183,8 @@ class GridTransport:
         if reply.has_error():
             if reply.error.code == ErrorCode.CLIENT_APP_CRASHED:
                 return CRASHED
-            return NodeError(
-                f"its node reports an error: {one_line(reply.error.reason) or 'no reason given'} (code"
-                f" {reply.error.code})"
-            )
+            reason = one_line(reply.error.reason) or "no reason given"
+            return NodeError(f"its node reports an error: {reason} (code {reply.error.code})")
         try:
             return message_from_records(reply.content)
         # The content comes from another machine: whatever it causes is the fault of that one.

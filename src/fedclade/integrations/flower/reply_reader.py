@@ -97,7 +97,7 @@ class ReplyReader:
                 self._incomplete[asked_id] = _Incomplete(reply.metadata.message_id, objects)
 
     def _pull_missing(self, grid: HttpGrid, answer: _Incomplete) -> None:
-        """Pull the objects of an answer that have arrived, and confirm the answer when it has all."""
+        """Pull the objects of an answer that have arrived; confirm the answer when it has all."""
         assert grid._run is not None
         client, run_id = grid._runtime_client, grid._run.run_id
 
