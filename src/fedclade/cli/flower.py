@@ -93,6 +93,16 @@ def node(
         str,
         typer.Option(metavar="'KEY=VALUE …'", help="Given to load_data(node); quote text values."),
     ] = "",
+    own_app: Annotated[
+        Path | None,
+        typer.Option("--app", help="Folder of this node's own app; no other app runs."),
+    ] = None,
+    any_app: Annotated[
+        bool, typer.Option("--any-app", help="Run the code of every app that the server sends.")
+    ] = False,
+    policy: Annotated[
+        Path | None, typer.Option(help="TOML file with limits for the server (docs/flower.md).")
+    ] = None,
     root_certificates: Annotated[
         Path | None, typer.Option(help="Certificate of the CA that signed the server's.")
     ] = None,
@@ -125,7 +135,16 @@ def node(
         str(root_certificates or ""),
         "must be given, or else --insecure",
     )
-    config = " ".join(filter(None, [f'node-name="{name}"' if name else "", node_config]))
+    require(
+        any_app or own_app is not None or policy is not None,
+        "--app",
+        "",
+        "give the folder of this node's app, a --policy with a list of apps, or --any-app",
+    )
+    files = {"app": own_app, "policy": policy}
+    pairs = [f'node-name="{name}"'] if name else []
+    pairs += [f'{field}="{file.resolve()}"' for field, file in files.items() if file]
+    config = " ".join([*pairs, *(["any-app=true"] if any_app else []), node_config]).strip()
     arguments = ["--superlink", superlink]
     arguments += ["--insecure"] if insecure else ["--root-certificates", str(root_certificates)]
     arguments += ["--auth-supernode-private-key", str(key)] if key else []

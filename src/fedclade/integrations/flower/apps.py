@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 import tomllib
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -29,8 +30,10 @@ from fedclade.core.inputs import Inputs, as_inputs
 from fedclade.core.losses import ExampleLoss
 from fedclade.core.rng import fold_in
 from fedclade.data import from_arrays
+from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.remote.membership import ClientRecord, check_site
-from fedclade.engines.remote.node import Node
+from fedclade.engines.remote.node import Node, rejection, shown
+from fedclade.engines.remote.node_policy import LookCounter
 from fedclade.errors import DifferentExperimentError, InvalidInputError, require
 from fedclade.integrations.flower.client_state_store import DiskStateStore
 from fedclade.integrations.flower.federation import (
@@ -40,6 +43,7 @@ from fedclade.integrations.flower.federation import (
 )
 from fedclade.integrations.flower.grid_transport import message_from_records, records_from_message
 from fedclade.integrations.flower.local_deployment.supervisor import write_json
+from fedclade.integrations.flower.policy_file import load_policy
 from fedclade.io.file_names import safe_file_name
 from fedclade.io.run_dir import RunDirectory
 from fedclade.io.schemas import RoundRecord
@@ -58,6 +62,7 @@ BuildModel: TypeAlias = Callable[[], nn.Module]
 Data: TypeAlias = Sequence[tuple[Any, ...]] | Mapping[str, tuple[Any, ...]]
 """The clients of a node by name, or a list: (x, y) or (x, y, x_test, y_test) of each."""
 LoadData: TypeAlias = Callable[[Mapping[str, Any]], Data]
+_NODES_IN_MEMORY = 16  # of one process
 _log = logging.getLogger("flwr")
 
 
@@ -172,10 +177,9 @@ def client_app(
     """
     app = ClientApp()
     # A process may serve several nodes, as in a simulation, and several messages.
-    nodes: dict[tuple[Any, ...], Node] = {}
+    nodes: OrderedDict[tuple[Any, ...], Node] = OrderedDict()
 
-    @app.query()
-    def answer(message: Message, context: Context) -> Message:
+    def node_of(context: Context) -> Node:
         key = (
             context.node_id,
             *sorted(
@@ -186,10 +190,20 @@ def client_app(
         if key not in nodes:
             torch.set_num_threads(1)
             nodes[key] = _node(context, load_data, build_model, loss, metrics, augment)
-        return Message(
-            records_from_message(nodes[key].answer(message_from_records(message.content))),
-            reply_to=message,
-        )
+        nodes.move_to_end(key)
+        # A server that changes the configuration with every run must not fill the memory.
+        while len(nodes) > _NODES_IN_MEMORY:
+            nodes.popitem(last=False)
+        return nodes[key]
+
+    @app.query()
+    def answer(message: Message, context: Context) -> Message:
+        try:
+            reply = node_of(context).answer(message_from_records(message.content))
+        # Flower would send the text of the error to the server, and it may contain data.
+        except Exception as error:
+            reply = rejection(error)
+        return Message(records_from_message(reply), reply_to=message)
 
     return app
 
@@ -202,8 +216,12 @@ def _node(
     metrics: UserMetrics | None,
     augment: Augment | None = None,
 ) -> Node:
-    settings, node_config = AppSettings.of(context.run_config), dict(context.node_config)
-    site = site_name(node_config, context.node_id)
+    node_config = dict(context.node_config)
+    with shown():
+        policy = load_policy(node_config)
+        settings = AppSettings.of(context.run_config)
+        policy.check_method(settings.method.name)
+        site = site_name(node_config, context.node_id)
     data = load_data(node_config)
     pairs = data.items() if isinstance(data, Mapping) else enumerate(data)
     # In the order of names: load_data may list a node's files in any order.
@@ -222,15 +240,19 @@ def _node(
     method = inject_context(settings.method, clients.metadata, settings.run.seed)
     base = node_config.get("home", os.environ.get("FEDCLADE_HOME", Path.home() / ".fedclade"))
     home = Path(str(base)) / "nodes" / safe_file_name(site)
+    with shown():
+        secret = _secret(node_config, home, method)
     return Node(
         clients,
         names,
-        node_context(objective, method, _secret(node_config, home, method), module, x),
+        node_context(objective, method, secret, module, x),
         measured(*evaluated),
         compatibility_info(objective),
-        partial(DiskStateStore, home),
+        partial(DiskStateStore, home, max_bytes=policy.max_disk_mib << 20),
         partial(metrics_for, *evaluated),
         site,
+        policy,
+        LookCounter(home / "looks.json"),
     )
 
 
@@ -350,9 +372,15 @@ def _serve_in(
     probe: Inputs | None,
     augment: Augment | None,
 ) -> Result:
-    folder.mkdir(parents=True, exist_ok=True)
+    # Only the owner may read what clients sent.
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     registry = ClientRegistry(folder / "federation.json")
     options = settings.federation
+
+    def check_samples(metadata: ClientMetadata) -> None:
+        objective = Objective(module, settings.local.loss_for(loss), as_inputs(metadata.x))
+        measured(objective, metadata, metrics, torch.device("cpu"), settings.run.metrics)
+
     fed = FlowerFederation(
         grid,
         compatibility_info(Objective(module, settings.local.loss_for(loss), augment=augment)),
@@ -363,6 +391,7 @@ def _serve_in(
         client_records=registry.client_records(),
         validation_origin=settings.data.validation_origin,
         probe=probe,
+        check_samples=check_samples,
         note=note,
     )
     fed.wait_for(options.nodes, options.wait_seconds)

@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 import psutil
 from flwr.app import Context, Error, Message
+from flwr.app.user_config import UserConfig
 from flwr.cli.install import install_from_fab
 from flwr.clientapp import ClientApp
 from flwr.clientapp.client_app import LoadClientAppError
@@ -35,6 +36,8 @@ from flwr.supercore.run import Run
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
+from fedclade.engines.remote.node_policy import RefusedError
+from fedclade.integrations.flower.policy_file import check_app
 from fedclade.integrations.flower.polling import shorten_pull_waits
 
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
@@ -75,9 +78,7 @@ class Executor:
                 self.token,
             ],
         )
-        self.client._client = httpx.Client(
-            transport=httpx.HTTPTransport(uds=socket), timeout=300.0
-        )
+        self.client._client = httpx.Client(transport=httpx.HTTPTransport(uds=socket), timeout=300.0)
         self.app_hash, self.app = "", ClientApp()
         self.answered, self.first_memory = 0, 0
 
@@ -107,14 +108,14 @@ class Executor:
         status, details, loaded = SubStatus.FAILED, "", True
         try:
             message, context, run, fab = pull_task_input(self.client)
-            self._load(run, fab)
+            self._load(run, fab, context.node_config)
             reply = self.app(message=message, context=context)
             status = SubStatus.COMPLETED
         # User code may raise anything; the text of the error stays in the node's log.
         except Exception as error:
             _log.exception("fedclade: the ClientApp failed")
             loaded = not isinstance(error, LoadClientAppError)
-            details = type(error).__name__
+            details = str(error) if isinstance(error, RefusedError) else type(error).__name__
             code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
             if not loaded:
                 code = ErrorCode.LOAD_CLIENT_APP_EXCEPTION
@@ -129,11 +130,15 @@ class Executor:
         _log.info("fedclade: answered in %.2f s %s", time.monotonic() - start, details)
         return loaded
 
-    def _load(self, run: Run, fab: Fab) -> None:
+    def _load(self, run: Run, fab: Fab, node_config: UserConfig) -> None:
         if self.app_hash == fab.hash_str:
             return
-        install_from_fab(fab.content, skip_prompt=True)
-        load = get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
+        own = check_app(node_config, fab.content)
+        if own is None:
+            install_from_fab(fab.content, skip_prompt=True)
+        load = get_load_client_app_fn(
+            default_app_ref="", app_path=None if own is None else str(own), multi_app=True
+        )
         self.app = load(run.fab_id, run.fab_version, fab.hash_str)
         self.app_hash = fab.hash_str
 

@@ -17,7 +17,7 @@ from fedclade.core.inputs import Inputs
 from fedclade.core.program_serialization import NodeContext, factories_of
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.remote.federation import RemoteFederation
-from fedclade.engines.remote.membership import ClientRecord
+from fedclade.engines.remote.membership import CheckSamples, ClientRecord
 from fedclade.engines.remote.node import PROTOCOL
 from fedclade.errors import FedcladeError
 from fedclade.integrations.flower.grid_transport import GridTransport
@@ -88,6 +88,7 @@ class FlowerFederation(RemoteFederation):
         metadata: ClientMetadata | None = None,
         validation_origin: Mapping[str, Any] | None = None,
         probe: Inputs | None = None,
+        check_samples: CheckSamples = lambda metadata: None,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
         transport = GridTransport(
@@ -102,6 +103,7 @@ class FlowerFederation(RemoteFederation):
             metadata=metadata,
             validation_origin=validation_origin,
             probe=probe,
+            check_samples=check_samples,
             note=note,
         )
 

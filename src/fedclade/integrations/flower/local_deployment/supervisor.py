@@ -118,7 +118,8 @@ class Plan:
         security = ["--root-certificates", str(authority)] if authority else ["--insecure"]
         security += ["--key", str(key)] if key else []
         address = ["--superlink", f"{HOST}:{self.port}"]
-        command = [sys.executable, "-m", "fedclade", "flower", "node"]
+        # On one machine the apps are the user's own.
+        command = [sys.executable, "-m", "fedclade", "flower", "node", "--any-app"]
         return [*command, *address, "--node-config", config, *security]
 
 
