@@ -156,7 +156,7 @@ def node(
 def status(folder: DirOption = FOLDER) -> None:
     """Show whether the SuperLink and the nodes are running and connected.
 
-    The exit code is 1 if the federation is down.
+    The exit code is 1 if the federation is down, or if its last run failed.
     """
     federation = _local().open(folder)
     if not federation.running:
@@ -172,6 +172,11 @@ def status(folder: DirOption = FOLDER) -> None:
             "the supervisor has stopped, so processes are no longer restarted. Run 'fedclade flower"
             " down', then 'fedclade flower up'."
         )
+    last = federation.last_run()
+    if last is not None:
+        print_out(f"Last run: {last}" if last.is_finished else f"Last run: {last.status}")
+        if last.is_finished and not last.ok:
+            raise typer.Exit(1)
 
 
 @flower_app.command()

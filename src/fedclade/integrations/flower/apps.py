@@ -34,7 +34,8 @@ from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.remote.membership import ClientRecord, check_site
 from fedclade.engines.remote.node import Node, rejection, shown
 from fedclade.engines.remote.node_policy import LookCounter
-from fedclade.errors import DifferentExperimentError, InvalidInputError, require
+from fedclade.errors import DifferentExperimentError, FedcladeError, InvalidInputError, require
+from fedclade.integrations.flower import run_folders
 from fedclade.integrations.flower.client_state_store import DiskStateStore
 from fedclade.integrations.flower.federation import (
     FlowerFederation,
@@ -180,7 +181,9 @@ def client_app(
     nodes: OrderedDict[tuple[Any, ...], Node] = OrderedDict()
 
     def node_of(context: Context) -> Node:
+        # A new run loads the data again: they may have changed.
         key = (
+            context.run_id,
             context.node_id,
             *sorted(
                 (name, str(value))
@@ -315,6 +318,8 @@ def server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        # Flower logs the traceback of an exception; an error of the user needs only its text.
+        _log.addFilter(one_line_errors)
         settings = AppSettings.of(context.run_config)
         module = settings.module(build_model)
         result = serve(grid, settings, module, loss, metrics, probe, augment)
@@ -340,26 +345,22 @@ def serve(
     probe: Inputs | None = None,
     augment: Augment | None = None,
 ) -> Result:
-    """Run the method on the grid's nodes. An unfinished run with the same settings is resumed."""
+    """Run the method on the grid's nodes. An unfinished run with the same settings is resumed,
+    unless another process runs it.
+    """
     base = Path(settings.federation.out).expanduser().resolve()
-    number = max(
-        [
-            0,
-            *(
-                int(run.name.removeprefix("run-"))
-                for run in base.glob("run-*")
-                if run.name[4:].isdigit()
-            ),
-        ]
-    )
-    latest = base / f"run-{number}"
-    if number and RunDirectory(latest).summary() is None:
-        try:
-            return _serve_in(latest, grid, settings, module, loss, metrics, probe, augment)
-        except DifferentExperimentError as error:
-            note(f"{error} It stays unchanged; this is a new run.")
-    folder = base / f"run-{number + 1}"
-    return _serve_in(folder, grid, settings, module, loss, metrics, probe, augment)
+    rest = (grid, settings, module, loss, metrics, probe, augment)
+    for folder in run_folders.unfinished(base):
+        with run_folders.locked(folder) as is_ours:
+            if not is_ours:
+                note(f"{folder}: another run uses it.")
+                continue
+            try:
+                return _serve_in(folder, *rest)
+            except DifferentExperimentError as error:
+                note(f"{error} It stays unchanged.")
+    with run_folders.new_folder(base) as folder:
+        return _serve_in(folder, *rest)
 
 
 def _serve_in(
@@ -372,8 +373,6 @@ def _serve_in(
     probe: Inputs | None,
     augment: Augment | None,
 ) -> Result:
-    # Only the owner may read what clients sent.
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     registry = ClientRegistry(folder / "federation.json")
     options = settings.federation
 
@@ -414,7 +413,9 @@ def _serve_in(
     def on_round(row: RoundRecord) -> None:
         registry.write(fed.membership.client_records)
         reasons = "; ".join(sorted({failure["reason"] for failure in row["failures"]}))
-        problems = f", {len(row['failures'])} clients failed ({reasons})" if reasons else ""
+        # A client may fail in training and in the evaluation.
+        failed = len({failure["client"] for failure in row["failures"]})
+        problems = f", {failed} clients failed ({reasons})" if failed else ""
         note(
             f"round {row['round']} of {settings.run.rounds}: {row['clusters']} groups,"
             f" {row['seconds']:.1f} s{problems}"
@@ -447,6 +448,14 @@ class ClientRegistry:
         if clients != self._clients or not self.path.exists():
             self._clients = clients
             write_json(self.path, {"run": self.run, "clients": clients})
+
+
+def one_line_errors(record: logging.LogRecord) -> bool:
+    """A filter for Flower's log: of fedclade's own errors only the text is logged."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, FedcladeError):
+        record.msg, record.args, record.exc_info = "fedclade: %s", (str(error),), None
+    return True
 
 
 def note(text: str) -> None:

@@ -64,6 +64,31 @@ class ServiceStatus:
     log: Path
 
 
+@dataclass(frozen=True)
+class RunStatus:
+    """The status of a run at the SuperLink, such as finished:completed, and its reason."""
+
+    status: str
+    details: str
+
+    @classmethod
+    def of(cls, run: Mapping[str, Any]) -> RunStatus:
+        """The status in an answer of `flwr list`."""
+        return cls(str(run["status"]), str(run["status-details"]))
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status.startswith("finished")
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run succeeded."""
+        return self.status == "finished:completed"
+
+    def __str__(self) -> str:
+        return f"{self.status} ({self.details})"
+
+
 class Federation:
     """A federation in a folder, up or down."""
 
@@ -229,9 +254,20 @@ class Federation:
                 print(line, end="", flush=True)
                 if started := re.search(r"Successfully started run (\d+)", line):
                     run_id = started[1]
-        if process.returncode or not stream or run_id is None:
+        if not stream or run_id is None:
             return process.returncode
-        return 0 if self._final_status(run_id) == "finished:completed" else 1
+        status = self._final_status(run_id)
+        if status.ok:
+            return process.returncode
+        print(f"The run did not succeed: {status}", file=sys.stderr)
+        return 1
+
+    def last_run(self) -> RunStatus | None:
+        """The status of the run that was started last; None before the first run."""
+        runs = self._ask("list", CONNECTION)["runs"]
+        if not runs:
+            return None
+        return RunStatus.of(max(runs, key=lambda run: str(run["pending-at"])))
 
     def down(self, purge: bool = False) -> int:
         """End every process of the federation and of its apps; returns their number. `purge` also
@@ -321,12 +357,16 @@ class Federation:
             if node["status"] == "online"
         }
 
-    def _final_status(self, run_id: str) -> str:
-        """The status of a finished run. It may change shortly after the log ends."""
+    def _final_status(self, run_id: str) -> RunStatus:
+        """The status of a run whose log has ended. It may change shortly after that, and a
+        SuperLink that has died is restarted by the supervisor.
+        """
+        status = RunStatus("unknown", "the SuperLink does not answer")
         for _ in range(10):
-            status = str(self._ask("list", CONNECTION, "--run-id", run_id)["runs"][0]["status"])
-            if status.startswith("finished"):
-                break
+            with suppress(FedcladeError):
+                status = RunStatus.of(self._ask("list", CONNECTION, "--run-id", run_id)["runs"][0])
+                if status.is_finished:
+                    break
             time.sleep(1)
         return status
 
