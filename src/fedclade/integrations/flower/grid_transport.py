@@ -159,7 +159,9 @@ class GridTransport:
             ]
         )
         sent = {
-            message_id: node for message_id, node in zip(pushed, messages, strict=True) if message_id
+            message_id: node
+            for message_id, node in zip(pushed, messages, strict=True)
+            if message_id
         }
         gone = NodeError("its node is gone")
         return sent, {node: gone for node in messages if node not in sent.values()}
