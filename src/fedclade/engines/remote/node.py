@@ -44,6 +44,7 @@ from fedclade.errors import FedcladeError, is_int
 PROTOCOL = 5  # the version of the messages
 MAX_REQUESTS = 16  # evaluations in one message; a run sends at most four
 MAX_NUMBER = 1 << 40  # of a client in the federation
+MAX_KEY = (1 << 64) - 1
 MAX_TEXT = 200  # characters of the name of a run or a transaction
 _ALL_REASONS = 500_000  # characters of all reasons in an answer
 _log = logging.getLogger("fedclade")
@@ -171,6 +172,7 @@ class Node:
         """Refuse a header that no server of ours sends."""
         for name in ("run", "transaction_id", "retained"):
             _expect(isinstance(header[name], str) and len(header[name]) <= MAX_TEXT, name)
+        _expect(is_int(header["key"], 0, MAX_KEY), "key")
         for name in ("clients", "numbers", "committed"):
             _expect(isinstance(header[name], list), name)
         _expect(is_int(header["call"], 0, MAX_NUMBER), "call")

@@ -10,9 +10,10 @@ from flwr.app import Message as FlowerMessage
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from fedclade.engines.remote.messages import Message, NodeError, decode, encode
+from fedclade.engines.remote.messages import Message, NodeError, decode, encode, one_line
 from fedclade.errors import FedcladeError
 from fedclade.integrations.flower.polling import shorten_pull_waits
+from fedclade.integrations.flower.reply_reader import ReplyReader
 
 HEADER, TENSORS = "fedclade.header", "fedclade.tensors"
 # Tensors of up to this size travel in the record of the header. Each object of a Flower message
@@ -68,6 +69,7 @@ class GridTransport:
     ) -> None:
         self.grid, self.deadline, self.min_nodes = grid, deadline, min_nodes
         self.note, self.name_of = note, name_of
+        self._reader = ReplyReader(grid)
         shorten_pull_waits()
         self._answered_last: dict[str, bool] = {}  # whether each node answered its last message
         self._hellos: dict[str, str] = {}  # the nodes whose first message has no answer, by its id
@@ -168,25 +170,25 @@ class GridTransport:
 
     def _pull(self, waiting: dict[str, str]) -> dict[str, Message | NodeError]:
         """The answers that have arrived; their messages are removed from `waiting`."""
-        answers = {}
-        for reply in self.grid.pull_messages(list(waiting)):
-            node = waiting.pop(reply.metadata.reply_to_message_id, None)
-            if node is not None:
-                answers[node] = self._read(reply)
-        return answers
+        return {
+            waiting.pop(message_id): self._read(reply)
+            for message_id, reply in self._reader.read(waiting).items()
+            if message_id in waiting
+        }
 
     @staticmethod
-    def _read(reply: FlowerMessage) -> Message | NodeError:
+    def _read(reply: FlowerMessage | NodeError) -> Message | NodeError:
+        if isinstance(reply, NodeError):
+            return reply
         if reply.has_error():
             if reply.error.code == ErrorCode.CLIENT_APP_CRASHED:
                 return CRASHED
-            return NodeError(
-                f"its node reports an error: {reply.error.reason or 'no reason given'} (code"
-                f" {reply.error.code})"
-            )
+            reason = one_line(reply.error.reason) or "no reason given"
+            return NodeError(f"its node reports an error: {reason} (code {reply.error.code})")
         try:
             return message_from_records(reply.content)
-        except (KeyError, ValueError, TypeError) as error:
+        # The content comes from another machine: whatever it causes is the fault of that one.
+        except Exception as error:
             return NodeError(f"its answer cannot be read ({error})")
 
 

@@ -26,6 +26,7 @@ import tomli_w
 
 from fedclade.errors import FedcladeError, InvalidInputError, nearest, require
 from fedclade.integrations.flower.local_deployment import certificates, supervisor
+from fedclade.integrations.flower.local_deployment.database import forget_messages
 from fedclade.integrations.flower.local_deployment.supervisor import (
     CONNECTION,
     HOST,
@@ -270,8 +271,8 @@ class Federation:
         return RunStatus.of(max(runs, key=lambda run: str(run["pending-at"])))
 
     def down(self, purge: bool = False) -> int:
-        """End every process of the federation and of its apps; returns their number. `purge` also
-        removes the folder.
+        """End every process of the federation and of its apps; returns their number. The messages
+        in the SuperLink's database are removed; `purge` removes the whole folder.
         """
         count = 0
         # The supervisor first, or it restarts the others; nodes before the SuperLink, so that they
@@ -291,6 +292,8 @@ class Federation:
             count += len(ending)
         if purge:
             shutil.rmtree(self.plan.folder)
+        else:
+            forget_messages(self.plan.folder / "superlink.db")
         return count
 
     def _start_supervisor(self) -> None:
