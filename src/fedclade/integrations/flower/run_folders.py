@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedclade.io.run_dir import RunDirectory
-
 _LOCK = "lock"  # a file; the operating system removes the lock when its process ends
 
 
@@ -18,7 +16,7 @@ def unfinished(base: Path) -> list[Path]:
     return [
         folder
         for _, folder in sorted(_numbered(base).items(), reverse=True)
-        if RunDirectory(folder).summary() is None
+        if not (folder / "summary.json").exists()
     ]
 
 

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from logging import INFO, WARN
 from pathlib import Path
@@ -108,10 +109,8 @@ class ExecutorProcess:
     @staticmethod
     def _write(process: subprocess.Popen[str], line: str) -> None:
         assert process.stdin is not None
-        try:
+        with suppress(OSError):  # it has just ended; the next one is told
             print(line, file=process.stdin, flush=True)
-        except OSError:  # it has just ended; the next one is told
-            pass
 
     def _watch(self) -> None:
         wait = 0.0

@@ -206,6 +206,25 @@ def test_a_bound_client_cannot_be_taken_over(make_node: MakeNode) -> None:
     assert full_names(found) == FULL_NAMES[:2]
 
 
+def test_a_refused_node_is_asked_again_with_growing_pauses(make_node: MakeNode) -> None:
+    transport = AnyOrder({"1": make_node("east"), "2": make_node("west")})
+    broken = make_node("north")
+    transport.connected["3"] = broken
+    transport.is_lost = lambda node, message: node == "3"
+    found = membership(transport)
+    asked = []
+    for update in range(20):
+        transport.sent.clear()
+        found.refresh()
+        asked += [update for messages in transport.sent if "3" in messages]
+    assert asked == [0, 1, 3, 6, 11]
+    # A node that leaves may have been the reason.
+    del transport.connected["2"]
+    transport.is_lost = lambda node, message: False
+    found.refresh()
+    assert found.is_connected("3")
+
+
 @pytest.mark.parametrize(
     ("site", "names"),
     [
