@@ -470,6 +470,8 @@ class RemoteFederation:
                 if answer.header.get("state_lost"):
                     self._initialized.discard(node)
                     self.client_state.set_lost(state_key)
+                if answer.header.get("data_changed"):
+                    self.membership.forget(node)
                 if "rejected" in answer.header:
                     answer = NodeError(one_line(answer.header["rejected"]))
             answers[node] = answer
@@ -487,6 +489,7 @@ class RemoteFederation:
         common = {
             "compatibility_info": self.membership.compatibility_info,
             "run": self.run,
+            "data": self.membership.data_of(node),
             "transaction_id": self.client_state.transaction_id,
             "call": self.client_state.next_call(self.membership.state_key(node)),
             "committed": committed,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -95,6 +95,7 @@ class Membership:
         self._unnumbered: list[ClientRecord] = []
         self._registered: dict[str, dict[str, Any]] = {}  # the header of each node's registration
         self._blocked: set[str] = set()
+        self._changed: set[str] = set()  # the nodes that must register again
         # For each refused node: the updates until it is asked again, and the next pause.
         self._pauses: dict[str, tuple[int, int]] = {}
         # Two empty samples of each node, for their shape and dtype; then those of the federation.
@@ -186,6 +187,9 @@ class Membership:
         before, self.present = self.present, set(self.transport.nodes()) - self._blocked
         if before - self.present:
             self._pauses = {}  # the node that was in conflict with another may have left
+        for node in self._changed:
+            self._registered.pop(node, None)
+        self._changed = set()
         new = self.present - self._registered.keys()
         due = {node for node in new if not self._pauses.get(node, (0, 0))[0]}
         self._pauses = {
@@ -222,6 +226,14 @@ class Membership:
             if record.node == node
         )
         return [number for _, number in by_place]
+
+    def data_of(self, node: str) -> str:
+        """What identifies the data with which a node has registered."""
+        return str(self._registered[node]["data"])
+
+    def forget(self, node: str) -> None:
+        """Ask a node to register again before the next round: its data have changed."""
+        self._changed.add(node)
 
     def state_key(self, node: str) -> str:
         """The name of a node's client state. It outlasts the id of the node, which may change when
@@ -283,6 +295,13 @@ class Membership:
         self._registered[node] = dict(header)
         numbers = {record.full_name: number for number, record in enumerate(self.client_records)}
         replaced = {record.full_name for record in records}
+        # A client that its site no longer has keeps its number, and is not connected.
+        self.client_records = [
+            replace(record, node="", place=-1)
+            if record.node == node and record.full_name not in replaced
+            else record
+            for record in self.client_records
+        ]
         self._unnumbered = [
             record for record in self._unnumbered if record.full_name not in replaced
         ]

@@ -7,6 +7,7 @@ server may ask for. Of an error only the type is sent, because its text may cont
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -143,6 +144,10 @@ class Node:
         self.state_store: StateStore = InMemoryStateStore()
         self.check, self.site = check, site
         self.simulator = Simulator(clients)
+        sizes = (clients.sizes, clients.test_sizes, clients.validation_sizes)
+        described = repr((names, [None if size is None else to_list(size) for size in sizes]))
+        # A node may come back with other data under its old id.
+        self.data_digest = hashlib.blake2b(described.encode(), digest_size=8).hexdigest()
 
     def answer(self, message: Message) -> Message:
         """The answer to a message. An error is part of the answer, never raised."""
@@ -161,6 +166,8 @@ class Node:
                     )
                     return Message({"rejected": one_line(reason)})
                 self._check(header)
+                if header["data"] != self.data_digest:
+                    return Message({"rejected": DATA_CHANGED, "data_changed": True})
                 self.state_store = self.state_stores(header["run"])
             with time_limit(self.policy.max_seconds):
                 return handlers[header["kind"]](message)
@@ -170,7 +177,7 @@ class Node:
 
     def _check(self, header: Mapping[str, Any]) -> None:
         """Refuse a header that no server of ours sends."""
-        for name in ("run", "transaction_id", "retained"):
+        for name in ("run", "transaction_id", "retained", "data"):
             _expect(isinstance(header[name], str) and len(header[name]) <= MAX_TEXT, name)
         _expect(is_int(header["key"], 0, MAX_KEY), "key")
         for name in ("clients", "numbers", "committed"):
@@ -205,6 +212,7 @@ class Node:
             ),
             "classes": data.classes,
             "metrics": list(self.metrics),
+            "data": self.data_digest,
         }
         # Of the samples only shape and dtype are sent.
         x = map_inputs(_two_zeros, data.x)
@@ -377,6 +385,7 @@ class Node:
         return snapshots
 
 
+DATA_CHANGED = "its clients or their sizes have changed; it registers again before the next round"
 IN_THE_LOG = "its text is in the log of the node"
 
 

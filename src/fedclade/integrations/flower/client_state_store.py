@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -13,12 +14,13 @@ from safetensors.torch import load_file, save
 from fedclade.core.pytree import Tree, tree_index
 from fedclade.engines.remote.node import StateSnapshot
 from fedclade.engines.remote.node_policy import RefusedError
-from fedclade.errors import FedcladeError
+from fedclade.errors import FedcladeError, WriteError
 from fedclade.io.atomic import atomic_write
 from fedclade.io.file_names import safe_file_name
 
 # Runs whose state is kept: an interrupted run may be resumed after another one was tried.
 MAX_RUNS = 3
+_log = logging.getLogger("fedclade")
 
 
 class DiskStateStore:
@@ -103,6 +105,12 @@ class DiskStateStore:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    with atomic_write(path, len(content)) as part:
-        part.touch(mode=0o600)  # before it has any content
-        part.write_bytes(content)
+    try:
+        with atomic_write(path, len(content)) as part:
+            part.touch(mode=0o600)  # before it has any content
+            part.write_bytes(content)
+    except WriteError as error:  # its text has a path of this machine
+        _log.error("%s", error)
+        raise RefusedError(
+            "disk: this node cannot write the files of its clients; its log has the reason.", "disk"
+        ) from error
