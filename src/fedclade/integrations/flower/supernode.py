@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import secrets
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -19,11 +20,13 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from logging import INFO, WARN
+from email.utils import parsedate_to_datetime
+from logging import ERROR, WARN
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import uvicorn
 from flwr.common.constant import Status, SubStatus
 from flwr.supercore import log
@@ -47,6 +50,8 @@ REPLY_POLL = 0.01  # whether the executor has answered; within this process
 UNFINISHED = (Status.PENDING, Status.STARTING, Status.RUNNING)
 LIVED = 10.0  # seconds; an executor that ran longer did not fail at its start
 LONGEST_RESTART_WAIT = 30.0
+# The SuperLink rejects a node whose clock is this far ahead of its own, or this far behind.
+AHEAD, BEHIND = 5.0, 305.0
 
 
 @dataclass(frozen=True)
@@ -196,7 +201,7 @@ def run_node(arguments: Sequence[str], limits: ExecutorLimits) -> None:
         add_exit_handler(lambda: setattr(server, "should_exit", True))
         shorten_pull_waits()
         _patch_loop(executor)
-        log(INFO, "fedclade: node with an executor that stays")
+        warn_of_clock(config.server_address, config.insecure, config.root_certificates)
         flower_loop.start_client_internal(
             state_factory=factory,
             server_address=config.server_address,
@@ -210,6 +215,43 @@ def run_node(arguments: Sequence[str], limits: ExecutorLimits) -> None:
             trusted_entities=config.trusted_entities,
             superexec_auth_secret=secret,
         )
+
+
+def warn_of_clock(superlink: str, insecure: bool, root_certificates: bytes | str | None) -> None:
+    """Log an error if the clock of this machine is so far off that the SuperLink rejects the node.
+
+    Args:
+        superlink: the address of the SuperLink or of its proxy.
+        insecure: whether the connection has no TLS.
+        root_certificates: the certificate of the CA.
+    """
+    verify: ssl.SSLContext | bool = not insecure
+    if isinstance(root_certificates, bytes):
+        verify = ssl.create_default_context(cadata=root_certificates.decode())
+    try:
+        scheme = "http" if insecure else "https"
+        answer = httpx.get(f"{scheme}://{superlink}/v1/fleet/", verify=verify, timeout=10.0)
+        off = clock_offset(answer.headers["date"], time.time())
+    except (httpx.HTTPError, KeyError, ValueError):  # Flower's own connection reports what is wrong
+        return
+    if not -BEHIND < off < AHEAD:
+        log(
+            ERROR,
+            "fedclade: the clock of this machine is %.0f s %s that of the server, which rejects the"
+            " node. Set the clock, for example with NTP.",
+            abs(off),
+            "ahead of" if off > 0 else "behind",
+        )
+
+
+def clock_offset(date: str, now: float) -> float:
+    """The seconds by which a clock is ahead of the `Date` of an HTTP answer.
+
+    Args:
+        date: the header, which has whole seconds.
+        now: the time of the clock.
+    """
+    return now - parsedate_to_datetime(date).timestamp()
 
 
 def _patch_loop(executor: ExecutorProcess) -> None:
