@@ -135,16 +135,16 @@ def node(
         str(root_certificates or ""),
         "must be given, or else --insecure",
     )
-    require(
-        any_app or own_app is not None or policy is not None,
-        "--app",
-        "",
-        "give the folder of this node's app, a --policy with a list of apps, or --any-app",
-    )
     files = {"app": own_app, "policy": policy}
     pairs = [f'node-name="{name}"'] if name else []
     pairs += [f'{field}="{file.resolve()}"' for field, file in files.items() if file]
     config = " ".join([*pairs, *(["any-app=true"] if any_app else []), node_config]).strip()
+    require(
+        any(f"{field}=" in config for field in ("app", "any-app", "policy")),
+        "--app",
+        "",
+        "give the folder of this node's app, a --policy with a list of apps, or --any-app",
+    )
     arguments = ["--superlink", superlink]
     arguments += ["--insecure"] if insecure else ["--root-certificates", str(root_certificates)]
     arguments += ["--auth-supernode-private-key", str(key)] if key else []

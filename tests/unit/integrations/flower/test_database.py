@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.filterwarnings("ignore:No path_separator")
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedclade[flower]'")
 
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
@@ -15,6 +14,7 @@ from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from fedclade.errors import FedcladeError
 from fedclade.integrations.flower.local_deployment.database import forget_messages
 
+pytestmark = pytest.mark.filterwarnings("ignore:No path_separator")
 WEIGHTS = b"the weights of a client" * 5000
 
 

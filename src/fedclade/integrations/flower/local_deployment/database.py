@@ -7,11 +7,13 @@ marks such rows as free, and messages that nobody read stay.
 from __future__ import annotations
 
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 
 from fedclade.errors import FedcladeError
 
+_WAIT = 30.0  # seconds
 _WITH_CONTENT = (
     "objects",
     "object_children",
@@ -33,23 +35,32 @@ def forget_messages(database: Path) -> None:
     Args:
         database: the file of a SuperLink that has ended.
     """
-    if not database.is_file():
+    until = time.monotonic() + _WAIT
+    while database.is_file():
+        try:
+            _forget(database)
+        except sqlite3.Error as error:
+            # A process that was killed may hold the file for a moment.
+            if "locked" in str(error) and time.monotonic() < until:
+                time.sleep(0.5)
+                continue
+            raise FedcladeError(
+                f"{database}: the messages in it cannot be removed ({error}). Stop the SuperLink,"
+                " or remove the file.",
+                str(database),
+            ) from error
         return
-    try:
-        with closing(sqlite3.connect(database, isolation_level=None, timeout=10)) as connection:
-            connection.execute("PRAGMA secure_delete = ON")
-            rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-            existing = {name for (name,) in rows}
-            for table in _WITH_CONTENT:
-                if table in existing:
-                    connection.execute(f"DELETE FROM {table}")
-            # It writes the database anew, without free pages; then the journal is removed.
-            connection.execute("VACUUM")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            connection.execute("PRAGMA journal_mode = DELETE")
-    except sqlite3.Error as error:
-        raise FedcladeError(
-            f"{database}: the messages in it cannot be removed ({error}). Stop the SuperLink, or"
-            " remove the file.",
-            str(database),
-        ) from error
+
+
+def _forget(database: Path) -> None:
+    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        connection.execute("PRAGMA secure_delete = ON")
+        rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        existing = {name for (name,) in rows}
+        for table in _WITH_CONTENT:
+            if table in existing:
+                connection.execute(f"DELETE FROM {table}")
+        # It rewrites the database without free pages. Then the journal is removed.
+        connection.execute("VACUUM")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        connection.execute("PRAGMA journal_mode = DELETE").fetchall()

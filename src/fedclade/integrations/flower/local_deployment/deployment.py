@@ -495,6 +495,7 @@ def _config(index: int, nodes: int, own: str, home: Path) -> str:
         "num-partitions": str(nodes),
         "node-name": f'"node-{index}"',
         "home": f'"{home}"',
+        "any-app": "true",  # on one machine the apps are the user's own
     }
     pairs = re.findall(r"(\S+?)=('[^']*'|\"[^\"]*\"|\S+)", own)
     require(

@@ -118,8 +118,7 @@ class Plan:
         security = ["--root-certificates", str(authority)] if authority else ["--insecure"]
         security += ["--key", str(key)] if key else []
         address = ["--superlink", f"{HOST}:{self.port}"]
-        # On one machine the apps are the user's own.
-        command = [sys.executable, "-m", "fedclade", "flower", "node", "--any-app"]
+        command = [sys.executable, "-m", "fedclade", "flower", "node"]
         return [*command, *address, "--node-config", config, *security]
 
 
