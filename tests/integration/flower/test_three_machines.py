@@ -159,11 +159,8 @@ def test_a_federation_of_three_hospitals(machines: Machines, tmp_path: Path) -> 
         f'root-certificates = "{server}/ca.crt"\n'
     )
     tls = "--ssl-ca-certfile ca.crt --ssl-certfile server.pem --ssl-keyfile server.key"
-    link = machines.start(
-        "server",
-        ["flower-superlink", "--host", "127.0.0.1", "--port", "8300", *tls.split()]
-        + ["--enable-supernode-auth", "--database", "superlink.db"],
-    )
+    options = f"--host 127.0.0.1 --port 8300 {tls} --enable-supernode-auth --database superlink.db"
+    link = machines.start("server", ["flower-superlink", *options.split()])
     machines.start("server", ["nginx", "-p", str(server), "-c", str(server / "nginx.conf")])
     wait_for(link, "8300")
     logs = []

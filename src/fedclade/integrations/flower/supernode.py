@@ -44,7 +44,7 @@ from flwr.supernode.nodestate.in_memory_nodestate import (
 from fedclade.integrations.flower.polling import shorten_pull_waits
 
 # Seconds between two questions to the SuperLink whether a message waits. The longer ago the last
-# message, the longer: a share of the time since then, so that a wait is short beside a round.
+# message, the longer: a share of the time since then, so that a wait is short compared with a round.
 SHORTEST_POLL, LONGEST_POLL, POLL_SHARE = 0.1, 1.0, 0.1
 REPLY_POLL = 0.01  # whether the executor has answered; within this process
 UNFINISHED = (Status.PENDING, Status.STARTING, Status.RUNNING)
@@ -93,7 +93,7 @@ class ExecutorProcess:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def notify(self) -> None:
-        """Tell the executor that a message waits."""
+        """Write to the executor that a message waits."""
         with self._lock:
             for task in self.state.get_tasks(statuses=[Status.PENDING], limit=1):
                 self._write(self._process, task.fab_hash)
@@ -114,7 +114,7 @@ class ExecutorProcess:
     @staticmethod
     def _write(process: subprocess.Popen[str], line: str) -> None:
         assert process.stdin is not None
-        with suppress(OSError):  # it has just ended; the next one is told
+        with suppress(OSError):  # it has just ended; the next one gets the line
             print(line, file=process.stdin, flush=True)
 
     def _watch(self) -> None:
