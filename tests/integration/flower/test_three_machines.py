@@ -1,5 +1,5 @@
-"""docs/hospitals_federation.md on one machine: a server and three hospitals, each in its own network
-namespace, with TLS, node keys and nginx. It needs root, `ip` and nginx.
+"""docs/hospitals_federation.md on one machine: a server and three hospitals, each in its own
+network namespace, with TLS, node keys and nginx. It needs root, `ip` and nginx.
 """
 
 from __future__ import annotations

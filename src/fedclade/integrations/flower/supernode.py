@@ -44,7 +44,7 @@ from flwr.supernode.nodestate.in_memory_nodestate import (
 from fedclade.integrations.flower.polling import shorten_pull_waits
 
 # Seconds between two questions to the SuperLink whether a message waits. The longer ago the last
-# message, the longer: a share of the time since then, so that a wait is short compared with a round.
+# message, the longer: a share of that time, so that a wait is short compared with a round.
 SHORTEST_POLL, LONGEST_POLL, POLL_SHARE = 0.1, 1.0, 0.1
 REPLY_POLL = 0.01  # whether the executor has answered; within this process
 UNFINISHED = (Status.PENDING, Status.STARTING, Status.RUNNING)
