@@ -113,12 +113,13 @@ def node(
         bool, typer.Option("--insecure", help="Use no TLS. Only for tests on one machine.")
     ] = False,
     restart_after: Annotated[
-        int, typer.Option(min=1, help="Replace the ClientApp's process after so many messages.")
+        int,
+        typer.Option(min=1, help="Replace the ClientApp's process after this number of messages."),
     ] = 1000,
     max_growth: Annotated[
         int,
         typer.Option(
-            min=1, help="Replace the ClientApp's process after its memory has grown by so many MiB."
+            min=1, help="Replace the ClientApp's process if its memory grows by this number of MiB."
         ),
     ] = 2048,
 ) -> None:

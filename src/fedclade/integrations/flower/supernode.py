@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import secrets
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -19,11 +20,13 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from logging import INFO, WARN
+from email.utils import parsedate_to_datetime
+from logging import ERROR, WARN
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import uvicorn
 from flwr.common.constant import Status, SubStatus
 from flwr.supercore import log
@@ -41,12 +44,14 @@ from flwr.supernode.nodestate.in_memory_nodestate import (
 from fedclade.integrations.flower.polling import shorten_pull_waits
 
 # Seconds between two questions to the SuperLink whether a message waits. The longer ago the last
-# message, the longer: a share of the time since then, so that a wait is short beside a round.
+# message, the longer: a share of that time, so that a wait is short compared with a round.
 SHORTEST_POLL, LONGEST_POLL, POLL_SHARE = 0.1, 1.0, 0.1
 REPLY_POLL = 0.01  # whether the executor has answered; within this process
 UNFINISHED = (Status.PENDING, Status.STARTING, Status.RUNNING)
 LIVED = 10.0  # seconds; an executor that ran longer did not fail at its start
 LONGEST_RESTART_WAIT = 30.0
+# The SuperLink rejects a node whose clock is this far ahead of its own, or this far behind.
+AHEAD, BEHIND = 5.0, 305.0
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class ExecutorProcess:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def notify(self) -> None:
-        """Tell the executor that a message waits."""
+        """Write to the executor that a message waits."""
         with self._lock:
             for task in self.state.get_tasks(statuses=[Status.PENDING], limit=1):
                 self._write(self._process, task.fab_hash)
@@ -109,7 +114,7 @@ class ExecutorProcess:
     @staticmethod
     def _write(process: subprocess.Popen[str], line: str) -> None:
         assert process.stdin is not None
-        with suppress(OSError):  # it has just ended; the next one is told
+        with suppress(OSError):  # it has just ended; the next one gets the line
             print(line, file=process.stdin, flush=True)
 
     def _watch(self) -> None:
@@ -196,7 +201,7 @@ def run_node(arguments: Sequence[str], limits: ExecutorLimits) -> None:
         add_exit_handler(lambda: setattr(server, "should_exit", True))
         shorten_pull_waits()
         _patch_loop(executor)
-        log(INFO, "fedclade: node with an executor that stays")
+        warn_of_clock(config.server_address, config.insecure, config.root_certificates)
         flower_loop.start_client_internal(
             state_factory=factory,
             server_address=config.server_address,
@@ -210,6 +215,43 @@ def run_node(arguments: Sequence[str], limits: ExecutorLimits) -> None:
             trusted_entities=config.trusted_entities,
             superexec_auth_secret=secret,
         )
+
+
+def warn_of_clock(superlink: str, insecure: bool, root_certificates: bytes | str | None) -> None:
+    """Log an error if the clock of this machine is so far off that the SuperLink rejects the node.
+
+    Args:
+        superlink: the address of the SuperLink or of its proxy.
+        insecure: whether the connection has no TLS.
+        root_certificates: the certificate of the CA.
+    """
+    verify: ssl.SSLContext | bool = not insecure
+    if isinstance(root_certificates, bytes):
+        verify = ssl.create_default_context(cadata=root_certificates.decode())
+    try:
+        scheme = "http" if insecure else "https"
+        answer = httpx.get(f"{scheme}://{superlink}/v1/fleet/", verify=verify, timeout=10.0)
+        off = clock_offset(answer.headers["date"], time.time())
+    except (httpx.HTTPError, KeyError, ValueError):  # Flower's own connection reports what is wrong
+        return
+    if not -BEHIND < off < AHEAD:
+        log(
+            ERROR,
+            "fedclade: the clock of this machine is %.0f s %s that of the server, which rejects the"
+            " node. Set the clock, for example with NTP.",
+            abs(off),
+            "ahead of" if off > 0 else "behind",
+        )
+
+
+def clock_offset(date: str, now: float) -> float:
+    """The seconds by which a clock is ahead of the `Date` of an HTTP answer.
+
+    Args:
+        date: the header, which has whole seconds.
+        now: the time of the clock.
+    """
+    return now - parsedate_to_datetime(date).timestamp()
 
 
 def _patch_loop(executor: ExecutorProcess) -> None:

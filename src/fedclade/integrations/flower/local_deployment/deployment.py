@@ -42,7 +42,9 @@ from fedclade.integrations.flower.local_deployment.supervisor import (
     processes,
 )
 
-ONLINE_WITHIN = 180.0  # seconds; the SuperLink accepts a killed node again after over a minute
+# Seconds; the SuperLink accepts a killed node again after over a minute. Many nodes on one machine
+# start one after the other.
+ONLINE_WITHIN, ONLINE_EACH = 180.0, 15.0
 SUPERVISOR = "supervisor"
 Value = str | int | float | bool
 Progress = Callable[[str], None]
@@ -309,7 +311,8 @@ class Federation:
             )
 
     def _wait_until_online(self, progress: Progress) -> None:
-        until, last_message = time.monotonic() + ONLINE_WITHIN, ""
+        seconds = ONLINE_WITHIN + ONLINE_EACH * len(self.plan.configs)
+        until, last_message = time.monotonic() + seconds, ""
         while time.monotonic() < until:
             supervised, state = self.supervised, self.state
             nodes, online = state.services[1:], set[str]()
@@ -335,7 +338,7 @@ class Federation:
             if not node.connected
         )
         raise FedcladeError(
-            f"{self.plan.folder}: some nodes are not online after {ONLINE_WITHIN:.0f} s ({absent})."
+            f"{self.plan.folder}: some nodes are not online after {seconds:.0f} s ({absent})."
             f" Logs: {self.plan.folder}/logs.",
             str(self.plan.folder),
         )
