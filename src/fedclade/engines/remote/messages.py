@@ -122,7 +122,7 @@ def _decode_tensors(tensors: bytes) -> Tree:
             "message",
         )
     numbered: dict[int, tuple[str, Tensor]] = {}
-    for label, stored in deserialize(tensors):
+    for label, stored in deserialize(tensors):  # type: ignore[no-untyped-call]
         number, _, name = label.partition(":")
         shape, dtype = stored["shape"], _DTYPES[stored["dtype"]]
         numbered[int(number)] = (
