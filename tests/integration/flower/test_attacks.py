@@ -219,6 +219,13 @@ def entry(dtype: str = "F32", shape: tuple[int, ...] = (1,), end: int = 4) -> di
     return {"0:outputs/w": {"dtype": dtype, "shape": shape, "data_offsets": [0, end]}}
 
 
+def nested(levels: int) -> Any:
+    content: Any = 1
+    for _ in range(levels):
+        content = {"a": content}
+    return content
+
+
 def as_npy() -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, np.ones(3))
@@ -241,11 +248,11 @@ MESSAGE: dict[str, Attack] = {
     "text that is no JSON": lambda raw: ("{", raw[1]),
     "a list as header": lambda raw: ("[1]", raw[1]),
     "a number as header": lambda raw: ("7", raw[1]),
-    "header nested 30 deep": lambda raw: ('{"a":' * 30 + "1" + "}" * 30, raw[1]),
+    "header nested 30 deep": put(more=nested(30)),
     "header nested 100,000 deep": lambda raw: ("[" * 100_000, raw[1]),
-    "header of 2 MiB": lambda raw: (json.dumps({"a": "x" * (1 << 21)}), raw[1]),
+    "header of 2 MiB": put(more="x" * (1 << 21)),
     "number of 5,000 digits": lambda raw: ('{"a": ' + "9" * 5000 + "}", raw[1]),
-    "unpaired surrogate": lambda raw: ('{"a": "\\ud800"}', raw[1]),
+    "unpaired surrogate": put(more="\ud800"),
     "numpy's file": lambda raw: (raw[0], as_npy()),
     "pickle": lambda raw: (raw[0], pickle.dumps(Evil())),
     "zip bomb": lambda raw: (raw[0], as_zip()),
@@ -259,11 +266,8 @@ MESSAGE: dict[str, Attack] = {
     "tensor of another size": lambda raw: (raw[0], listed(entry(shape=(3,)), b"1234")),
     "complex numbers": lambda raw: (raw[0], listed(entry("C64", end=8), b"12345678")),
     "8-bit floats": lambda raw: (raw[0], listed(entry("F8_E4M3", end=1), b"1")),
-    "100,000 tensors": lambda raw: (
-        raw[0],
-        listed(
-            {f"{i}:{'x' * 60}": entry(shape=(0,), end=0)["0:outputs/w"] for i in range(100_000)}
-        ),
+    "20,000 more tensors": tensors(
+        lambda tree: tree | {f"{'x' * 60}{number}": torch.zeros(0) for number in range(20_000)}
     ),
     "name without a number": lambda raw: (raw[0], listed({"w": entry()["0:outputs/w"]}, b"1234")),
 }
@@ -297,6 +301,7 @@ REPLY: dict[str, Attack] = {
         clients=[], failures=[[0, "\x1b[2J", True], [1, "\u202e", True]]
     ),
     "lost state every time": put(state_lost=True, rejected="lost"),
+    "changed data every time": put(data_changed=True, rejected="changed"),
 }
 EVALUATION: dict[str, Attack] = {
     "accuracy of a million": value("accuracy", 1e6),
@@ -352,6 +357,8 @@ REGISTRATION: dict[str, Attack] = {
     "another version": put(compatibility_info={"fedclade": "x" * 100_000}),
     "version that is a number": put(compatibility_info=7),
     "no version": header(lambda content: content.pop("compatibility_info") and None),
+    "no digest of its data": header(lambda content: content.pop("data") and None),
+    "digest of 100,000 characters": put(data="x" * 100_000),
 }
 ON_SERVER = [
     pytest.param(kind, attack, id=f"{kind}: {name}")
@@ -435,6 +442,11 @@ def test_a_node_with_many_clients_does_not_decide_what_a_reply_looks_like() -> N
 # A server against a node.
 
 
+@cache
+def digest() -> str:
+    return node("west").data_digest
+
+
 def train_message() -> Message:
     """What an honest server sends to the node of west."""
     objective = Objective(module())
@@ -449,6 +461,7 @@ def train_message() -> Message:
             "per_client": {"model_ids": [0, 0], "local_params": []},
             "compatibility_info": COMPATIBILITY_INFO,
             "run": "run",
+            "data": digest(),
             "transaction_id": "t-0",
             "call": 0,
             "committed": [],

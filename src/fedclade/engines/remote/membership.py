@@ -14,7 +14,7 @@ from fedclade.core.names import Names, checked_client_names, checked_names
 from fedclade.core.pytree import Tree, strip_prefix
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.remote.messages import Message, NodeError, Transport, one_line
-from fedclade.engines.remote.node import describe_mismatch
+from fedclade.engines.remote.node import MAX_TEXT, describe_mismatch
 from fedclade.engines.reply_validation import spec_of
 from fedclade.errors import InvalidInputError, is_int, require
 
@@ -320,6 +320,8 @@ class Membership:
         site, owner = header["site"], node if self.bind_clients_to_nodes else ""
         if site != "":
             check_site(site)
+        if not isinstance(header["data"], str) or len(header["data"]) > MAX_TEXT:
+            raise ValueError("what identifies its data is not a short text")
         names = header["names"]
         if not isinstance(names, list) or not 0 < len(names) <= MAX_NAMES:
             raise ValueError(f"its names are not a list of 1 to {MAX_NAMES:,}")
