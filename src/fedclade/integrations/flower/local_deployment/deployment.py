@@ -351,9 +351,9 @@ class Federation:
         )
 
     def _end_of_log(self, name: str) -> str:
-        lines = [
-            line.strip() for line in log_text(self.plan.log(name)).splitlines() if line.strip()
-        ]
+        log = self.plan.log(name)
+        text = log_text(log) if log.exists() else ""  # a node that was not started has none
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
         return " | ".join(lines[-3:]) or "(empty)"
 
     def _online(self) -> set[str]:
