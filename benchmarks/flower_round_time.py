@@ -1,27 +1,40 @@
-"""Seconds per round in a real federation of four nodes on this machine: fedclade with 20 clients,
-and Flower's own FedAvg with four.
+"""Seconds per round in a real federation of three nodes on this machine: fedclade with 15 clients
+on the nodes of `fedclade flower up`, and Flower's own FedAvg with three on Flower's SuperNodes.
 
     python benchmarks/flower_round_time.py
 
-Both train the same small model on digits. Flower's strategy is its FedAvg with default settings and
-an evaluation each round, as in its example. A round is the time between two lines of the server's
-log. Writes results/speed/flower_round_time.json.
+Both train the same small model on digits, in turn. Flower's strategy is its FedAvg with default
+settings and an evaluation each round, as in its example. A round is the time between two lines of
+the server's log; of Clade it is the first round, which also finds the groups. If the machine has
+other work to do, only the ratio counts. Writes results/speed/flower_round_time.json.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import statistics
+import subprocess
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
+import tomli_w
+
 from fedclade.integrations.flower.app_template import new_app
 from fedclade.integrations.flower.local_deployment.deployment import Federation
+from fedclade.integrations.flower.local_deployment.supervisor import HOST, environment, free_port
 from fedclade.io.compact_json import dumps, write_results
 from fedclade.io.environment_info import environment_info
 
-NODES, ROUNDS = 4, 4
+NODES, TURNS = 3, 2
+ROUNDS, FLOWER_ROUNDS = 8, 3
+OURS, CLADE = "fedclade's FedAvg, 15 clients on 3 nodes", "Clade's first round, 15 clients"
+THEIRS = "Flower's FedAvg, 3 clients"
 RESULT = Path(__file__).resolve().parents[1] / "results" / "speed" / "flower_round_time.json"
 
 TASK = '''"""Digits, divided evenly among all clients."""
@@ -58,7 +71,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid, context):
-    while len(list(grid.get_node_ids())) < 4:
+    while len(list(grid.get_node_ids())) < 3:
         time.sleep(1)
     begin = [time.monotonic()]
 
@@ -66,7 +79,7 @@ def main(grid, context):
         with open({times!r}, "a") as file:
             print(time.monotonic() - begin[0], file=file)
 
-    strategy = FedAvg(min_train_nodes=4, min_evaluate_nodes=4, min_available_nodes=4)
+    strategy = FedAvg(min_train_nodes=3, min_evaluate_nodes=3, min_available_nodes=3)
     strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord(build_model().state_dict()),
@@ -119,60 +132,106 @@ def write_app(folder: Path, wards: int, times: Path | None = None) -> Path:
     (package / "task.py").write_text(TASK.format(wards=wards))
     if times is not None:
         (package / "server_app.py").write_text(
-            FLOWER_SERVER.format(package=folder.name, rounds=ROUNDS, times=str(times))
+            FLOWER_SERVER.format(package=folder.name, rounds=FLOWER_ROUNDS, times=str(times))
         )
         (package / "client_app.py").write_text(FLOWER_CLIENT.format(package=folder.name))
     return folder
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory() as root:
-        times = Path(root) / "times"
-        ours, theirs = (
-            write_app(Path(root) / "ours", 5),
-            write_app(Path(root) / "theirs", 1, times),
-        )
-        federation = Federation.up(Path(root) / "fed", NODES, secure=False)
-        try:
-            seconds: dict[str, list[float]] = {
-                "fedclade, 20 clients on 4 nodes": [],
-                "Flower's FedAvg, 4 clients": [],
+@contextmanager
+def plain_flower(folder: Path) -> Iterator[dict[str, str]]:
+    """A SuperLink and SuperNodes with Flower's defaults; the value is the environment in which
+    `flwr run APP fed` reaches them.
+    """
+    home, address = folder / "home", f"{HOST}:{free_port()}"
+    home.mkdir(parents=True)
+    link = {"default": "fed", "fed": {"address": address, "insecure": True}}
+    (home / "config.toml").write_text(tomli_w.dumps({"superlink": link}))
+    settings = environment(home)
+    del settings["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"]
+    port = address.split(":")[1]
+    database = ["--database", str(folder / "superlink.db")]
+    commands = [["flower-superlink", "--insecure", "--host", HOST, "--port", port, *database]]
+    for node in range(NODES):
+        config = f"partition-id={node} num-partitions={NODES}"
+        own = ["--host", HOST, "--port", str(free_port()), "--node-config", config]
+        commands.append(["flower-supernode", "--insecure", "--superlink", address, *own])
+    log = folder / "log"
+    running = []
+    try:
+        for number, command in enumerate(commands):
+            # Each node has its own home, as in `fedclade flower up`.
+            own_home = settings | ({"FLWR_HOME": str(folder / f"node-{number}")} if number else {})
+            with log.open("ab") as out:
+                running.append(
+                    subprocess.Popen(
+                        command, env=own_home, stdout=out, stderr=out, start_new_session=True
+                    )
+                )
+        until = time.monotonic() + 120
+        while len(re.findall(r"SuperNode ID", log.read_text())) < NODES:
+            if time.monotonic() > until:
+                raise SystemExit(f"Flower's nodes are not online: {log.read_text()[-2000:]}")
+            time.sleep(0.5)
+        yield settings
+    finally:
+        for process in reversed(running):
+            process.terminate()
+        for process in running:
+            process.wait(60)
+
+
+def measure_ours(root: Path, app: Path, turn: int, seconds: dict[str, list[float]]) -> None:
+    federation = Federation.up(root / f"fed-{turn}", NODES, secure=False)
+    try:
+        for method in ("fedavg", "clade"):
+            out = root / f"out-{turn}" / method
+            config = {
+                "method.name": method,
+                "run.rounds": ROUNDS if method == "fedavg" else 2,
+                "federation.nodes": NODES,
+                "federation.out": str(out),
             }
-            for turn in range(2):  # one after the other, twice
-                out = Path(root) / f"out-{turn}"
-                config = {
-                    "method.name": "fedavg",
-                    "run.rounds": ROUNDS,
-                    "federation.nodes": NODES,
-                    "federation.out": str(out),
-                }
-                if federation.run(ours, config):
-                    raise SystemExit("the run with fedclade failed")
-                rows = [
-                    json.loads(line)
-                    for line in (out / "run-1" / "rounds.jsonl").read_text().splitlines()
-                ]
-                seconds["fedclade, 20 clients on 4 nodes"] += [
-                    row["seconds"] for row in rows[1:-1]
-                ]  # the last has the evaluation
-                times.unlink(missing_ok=True)
-                if federation.run(theirs, {}):
-                    raise SystemExit("the run with Flower's FedAvg failed")
-                ends = [
-                    float(line) for line in times.read_text().splitlines()
-                ]  # before the first round, and after each
-                seconds["Flower's FedAvg, 4 clients"] += [
-                    after - before for before, after in pairwise(ends[1:])
-                ]
-        finally:
-            federation.down()
-    medians = {name: round(statistics.median(values), 2) for name, values in seconds.items()}
-    ratio = medians["fedclade, 20 clients on 4 nodes"] / medians["Flower's FedAvg, 4 clients"]
+            if federation.run(app, config):
+                raise SystemExit("the run with fedclade failed")
+            lines = (out / "run-1" / "rounds.jsonl").read_text().splitlines()
+            rounds = [json.loads(line)["seconds"] for line in lines]
+            if method == "clade":
+                seconds[CLADE].append(rounds[0])
+            else:
+                seconds[OURS] += rounds[1:-1]  # the last has the evaluation
+    finally:
+        federation.down()
+
+
+def measure_theirs(root: Path, app: Path, turn: int, times: Path) -> list[float]:
+    times.unlink(missing_ok=True)
+    with plain_flower(root / f"plain-{turn}") as settings:
+        command = ["flwr", "run", str(app), "fed", "--stream"]
+        subprocess.run(command, env=settings, check=True)
+    # The times before the first round, and after each.
+    ends = [float(line) for line in times.read_text().splitlines()]
+    return [after - before for before, after in pairwise(ends)]
+
+
+def main() -> None:
+    load_before = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        times = root / "times"
+        ours, theirs = write_app(root / "ours", 5), write_app(root / "theirs", 1, times)
+        seconds: dict[str, list[float]] = {OURS: [], CLADE: [], THEIRS: []}
+        for turn in range(TURNS):
+            measure_ours(root, ours, turn, seconds)
+            seconds[THEIRS] += measure_theirs(root, theirs, turn, times)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
     rounds = {name: [round(value, 2) for value in values] for name, values in seconds.items()}
     results = {
-        "about": environment_info("cpu"),
-        "seconds a round": medians,
-        "ratio": round(ratio, 2),
+        "about": environment_info("cpu")
+        | {"load average before and after": [round(load_before, 1), round(os.getloadavg()[0], 1)]},
+        "seconds a round": {name: round(value, 2) for name, value in medians.items()},
+        "Flower's round in rounds of fedclade": round(medians[THEIRS] / medians[OURS], 1),
+        "Clade's first round in rounds of FedAvg": round(medians[CLADE] / medians[OURS], 1),
         "all": rounds,
     }
     write_results(RESULT, results)

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedclade.cli.console import out_console, print_err, print_out
-from fedclade.errors import InvalidInputError
+from fedclade.errors import InvalidInputError, require
 
 if TYPE_CHECKING:
     from fedclade.integrations.flower.local_deployment.deployment import (
@@ -82,10 +82,82 @@ def up(
 
 
 @flower_app.command()
+def node(
+    superlink: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address of the SuperLink, or of its proxy.")
+    ],
+    name: Annotated[
+        str, typer.Option(help="Name of the site; the same as node-name in --node-config.")
+    ] = "",
+    node_config: Annotated[
+        str,
+        typer.Option(metavar="'KEY=VALUE …'", help="Given to load_data(node); quote text values."),
+    ] = "",
+    own_app: Annotated[
+        Path | None,
+        typer.Option("--app", help="Folder of this node's own app; no other app runs."),
+    ] = None,
+    any_app: Annotated[
+        bool, typer.Option("--any-app", help="Run the code of every app that the server sends.")
+    ] = False,
+    policy: Annotated[
+        Path | None, typer.Option(help="TOML file with limits for the server (docs/flower.md).")
+    ] = None,
+    root_certificates: Annotated[
+        Path | None, typer.Option(help="Certificate of the CA that signed the server's.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="Private key of this node (ssh-keygen -t ecdsa -b 384).")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Use no TLS. Only for tests on one machine.")
+    ] = False,
+    restart_after: Annotated[
+        int,
+        typer.Option(min=1, help="Replace the ClientApp's process after this number of messages."),
+    ] = 1000,
+    max_growth: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Replace the ClientApp's process if its memory grows by this number of MiB."
+        ),
+    ] = 2048,
+) -> None:
+    """Run one node of a federation: a SuperNode whose ClientApp stays in one process.
+
+    It runs until a signal ends it. Start it under a service manager that restarts it.
+    """
+    _local()
+    from fedclade.integrations.flower.supernode import ExecutorLimits, run_node
+
+    require(
+        insecure == (root_certificates is None),
+        "--root-certificates",
+        str(root_certificates or ""),
+        "must be given, or else --insecure",
+    )
+    files = {"app": own_app, "policy": policy}
+    pairs = [f'node-name="{name}"'] if name else []
+    pairs += [f'{field}="{file.resolve()}"' for field, file in files.items() if file]
+    config = " ".join([*pairs, *(["any-app=true"] if any_app else []), node_config]).strip()
+    require(
+        any(f"{field}=" in config for field in ("app", "any-app", "policy")),
+        "--app",
+        "",
+        "give the folder of this node's app, a --policy with a list of apps, or --any-app",
+    )
+    arguments = ["--superlink", superlink]
+    arguments += ["--insecure"] if insecure else ["--root-certificates", str(root_certificates)]
+    arguments += ["--auth-supernode-private-key", str(key)] if key else []
+    arguments += ["--node-config", config] if config else []
+    run_node(arguments, ExecutorLimits(restart_after, max_growth << 20))
+
+
+@flower_app.command()
 def status(folder: DirOption = FOLDER) -> None:
     """Show whether the SuperLink and the nodes are running and connected.
 
-    The exit code is 1 if the federation is down.
+    The exit code is 1 if the federation is down, or if its last run failed.
     """
     federation = _local().open(folder)
     if not federation.running:
@@ -101,6 +173,11 @@ def status(folder: DirOption = FOLDER) -> None:
             "the supervisor has stopped, so processes are no longer restarted. Run 'fedclade flower"
             " down', then 'fedclade flower up'."
         )
+    last = federation.last_run()
+    if last is not None:
+        print_out(f"Last run: {last}" if last.is_finished else f"Last run: {last.status}")
+        if last.is_finished and not last.ok:
+            raise typer.Exit(1)
 
 
 @flower_app.command()

@@ -5,12 +5,11 @@ clients, and the relations and groups of newcomers.
 from __future__ import annotations
 
 import warnings
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 from torch import Tensor
 
 from fedclade.clustering.graph import close_components, components, threshold_graph
@@ -19,12 +18,15 @@ from fedclade.clustering.set_distances import BLOCK, Kind, distances, distances_
 from fedclade.core.pca import principal_axes
 from fedclade.errors import FedcladeWarning, InvalidInputError
 
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
 Manifold: TypeAlias = Literal["umap", "pca", "none"]
 Distance: TypeAlias = Kind
 Cut: TypeAlias = Literal["threshold", "gap"]
 Points: TypeAlias = NDArray[np.floating[Any]]
 Counts: TypeAlias = NDArray[np.integer[Any]]
-Related: TypeAlias = csr_array[np.bool_, tuple[int, int]]
+Related: TypeAlias = "csr_array[np.bool_, tuple[int, int]]"
 
 DIMENSIONS = 2  # u, by default
 NEIGHBORS = 15  # UMAP's default
@@ -140,6 +142,8 @@ def newcomer_groups(
         groups: (M,) the groups of the known clients; the entries of newcomers are ignored.
         gamma: γ; infinity if every newcomer joins a known group.
     """
+    from scipy.sparse import csr_array
+
     known = A[:, ~is_new]
     nearest = known.argmin(1)
     joined = np.where(

@@ -9,15 +9,15 @@ hundred thousand the components are computed from the points alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import coo_array, csr_array
-from scipy.sparse.csgraph import connected_components
-from scipy.spatial import cKDTree
 
 from fedclade.errors import require
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 # Coordinates of pairs (two cells, or a point and a cell) that are processed at a time: bounds the
 # memory for any number of points.
@@ -71,6 +71,8 @@ def threshold_graph(
         distance: (M, M) the distances A.
         gamma: γ, the threshold.
     """
+    from scipy.sparse import csr_array
+
     require(gamma > 0, "gamma", gamma, "must be above 0")
     related = check_symmetric(distance, "distance") < gamma
     np.fill_diagonal(related, True)
@@ -81,6 +83,8 @@ def components(graph: csr_array[Any, tuple[int, int]]) -> NDArray[np.int64]:
     """(M,) the connected component of each client in an undirected graph (M, M), numbered by first
     appearance.
     """
+    from scipy.sparse.csgraph import connected_components
+
     require(
         graph.ndim == 2 and graph.shape[0] == graph.shape[1],
         "graph.shape",
@@ -159,6 +163,8 @@ class _Cells:
     """
 
     def __init__(self, points: NDArray[np.float64], gamma: float) -> None:
+        from scipy.spatial import cKDTree
+
         self.gamma = gamma
         # A cell is a cube whose diagonal is slightly below gamma: rounding must not put two points
         # gamma apart into one cell.
@@ -189,6 +195,8 @@ class _Cells:
         """Pairs of cells whose boxes are closer than gamma, each pair once, in chunks that fit in
         memory.
         """
+        from scipy.spatial import cKDTree
+
         center = (self.low + self.high) / 2
         # The centers of such cells are at most gamma plus two half diagonals apart, plus rounding.
         rounding = 4 * np.sqrt(center.shape[1]) * np.spacing(np.abs(center).max())
@@ -272,5 +280,8 @@ def _components(
     nodes: int, a: NDArray[np.integer[Any]], b: NDArray[np.integer[Any]]
 ) -> NDArray[np.int64]:
     """The component of each of the nodes 0 … nodes−1 of the graph with edges (a[i], b[i])."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     edges = coo_array((np.ones(len(a), bool), (a, b)), shape=(nodes, nodes))
     return np.asarray(connected_components(edges, directed=False)[1], np.int64)

@@ -12,10 +12,6 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.cluster import hierarchy
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
-from scipy.spatial.distance import cdist, squareform
 
 from fedclade.clustering.graph import canonical_labels, check_symmetric
 from fedclade.errors import require
@@ -36,6 +32,9 @@ def linkage(
         distance: (M, M) the symmetric distances.
         method: the linkage. "ward" treats the distances as Euclidean, as scipy does.
     """
+    from scipy.cluster import hierarchy
+    from scipy.spatial.distance import squareform
+
     require(method in METHODS, "method", method, f"must be one of {', '.join(METHODS)}")
     check_symmetric(distance, "distance")
     if len(distance) == 1:
@@ -156,6 +155,8 @@ def micro_clusters(
 
 def _costs(points: NDArray[np.float64], n: NDArray[np.float64]) -> NDArray[np.floating[Any]]:
     """Ward's cost for every pair of clients, infinite on the diagonal."""
+    from scipy.spatial.distance import cdist
+
     clients = len(points)
     cost = np.empty((clients, clients), np.float64 if clients <= FLOAT64_UP_TO else np.float32)
     for start in range(0, clients, 512):
@@ -275,6 +276,9 @@ def _heights(tree: LinkageMatrix) -> NDArray[np.float64]:
 
 def _labels(tree: LinkageMatrix, merges: int) -> NDArray[np.int64]:
     """The cluster of each client after the first `merges` merges."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     clients = len(tree) + 1
     children = tree[:merges, :2].astype(np.int64).ravel()
     parents = np.repeat(clients + np.arange(merges), 2)

@@ -17,7 +17,6 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
@@ -225,6 +224,8 @@ class Paths:
             percentile: a pair is well connected if its score is at most this percentile of all
                 scores.
         """
+        from scipy.sparse import csr_array
+
         scores = self.scores()
         finite = scores[scores.isfinite()].numpy()  # a model with infinite outputs stays alone
         close = (

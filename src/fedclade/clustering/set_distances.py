@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial.distance import cdist
 
 from fedclade.errors import require
 
@@ -143,6 +142,8 @@ def _squares(small: NDArray[np.float64], large: NDArray[np.float64]) -> NDArray[
     """(k_small, k_large, rows, columns) the squares ‖u_ir − u_js‖² of all points r, s of all
     clients i, j of two tiles.
     """
+    from scipy.spatial.distance import cdist
+
     squares = np.empty((len(small), len(large), small.shape[1], large.shape[1]))
     for r, s in np.ndindex(len(small), len(large)):
         cdist(small[r], large[s], "sqeuclidean", out=squares[r, s])

@@ -1,8 +1,7 @@
-"""Nodes in this process: messages go through JSON and copies, like those of a real transport."""
+"""Nodes in this process: messages are encoded, like those of a real transport."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from fedclade.core.program_serialization import NodeContext
 from fedclade.core.pytree import Tree, stack
 from fedclade.data import Clients
 from fedclade.engines.remote.federation import RemoteFederation
-from fedclade.engines.remote.messages import Message, NodeError
+from fedclade.engines.remote.messages import Message, NodeError, decode, encode
 from fedclade.engines.remote.node import InMemoryStateStore, Node
 from fedclade.engines.simulator import Faults, Simulator
 
@@ -45,12 +44,12 @@ class InProcessTransport:
             )
         return answers
 
+    def hello(self, messages: Mapping[str, Message], wait: bool) -> dict[str, Message | NodeError]:
+        return self.send_and_receive(messages) if messages else {}
+
 
 def copied(message: Message) -> Message:
-    return Message(
-        json.loads(json.dumps(message.header)),
-        {name: value.clone() for name, value in message.tensors.items()},
-    )
+    return decode(*encode(message))
 
 
 def nodes_of(

@@ -16,7 +16,7 @@ from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.method_state import UNKNOWN, State
-from fedclade.core.program_serialization import NodeContext
+from fedclade.core.program_serialization import NodeContext, factories_of
 from fedclade.core.pytree import Tree
 from fedclade.core.rng import fold_in
 from fedclade.data import Clients
@@ -87,6 +87,7 @@ class MethodRun:
             None if module is None else Encoder(module),
             self.method.secret if isinstance(self.method, NeedsSecret) else None,
             self.served_objective(),
+            factories_of(type(self.method)),
         )
 
     def served_objective(self) -> Objective:

@@ -18,9 +18,13 @@ class OutputMetric:
     Args:
         function: (outputs, targets) of all examples of a client -> one number; NaN where the metric
             is not defined.
+        lowest: the least value that a client may report.
+        highest: the largest value that a client may report.
     """
 
     function: Callable[[Tensor, Tensor], float]
+    lowest: float = -1e12
+    highest: float = 1e12
 
 
 AnyMetric: TypeAlias = ExampleLoss | OutputMetric

@@ -5,6 +5,7 @@ makes it, never as code.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import wraps
@@ -80,14 +81,52 @@ def serializable_program(factory: Callable[P, MadeProgram]) -> Callable[P, MadeP
 
 @dataclass(frozen=True)
 class NodeContext:
-    """What a node has itself and is never sent: the model and its loss, the encoder, the clients'
-    secret, and the module that clients predict with, if it is not the model.
+    """What a node has itself and is never sent.
+
+    Args:
+        objective: the model and its loss.
+        encoder: the encoder.
+        secret: the clients' secret.
+        served: the module that clients predict with, if it is not the model.
+        factories: the names of the functions whose programs the node runs; None for all.
     """
 
     objective: Objective
     encoder: Encoder | None = None
     secret: int | None = None
     served: Objective | None = None
+    factories: frozenset[str] | None = None
+
+
+# Every run may use them: fine-tuning before an evaluation, and own BatchNorm layers.
+_OF_EVERY_METHOD = frozenset(
+    {
+        "core.local_sgd.sgd",
+        "core.local_sgd.chain_training",
+        "aggregation.own_batch_norm.keep_batch_norm",
+    }
+)
+
+
+def factories_of(method: type) -> frozenset[str]:
+    """The names of the functions that make a method's programs: those that the modules of the
+    method's class and of its base classes define or import, and the private modules that they
+    import from (`methods/_class_prior.py`).
+    """
+    modules = {cls.__module__ for cls in method.__mro__}
+    imported = {
+        str(getattr(value, "__module__", ""))
+        for name in modules
+        for value in vars(sys.modules[name]).values()
+    }
+    modules |= {
+        name
+        for name in imported
+        if name.startswith("fedclade.methods._") and name in sys.modules
+    }
+    used = {id(value) for name in modules for value in vars(sys.modules[name]).values()}
+    own = {name for name, factory in PROGRAM_FACTORIES.items() if id(factory) in used}
+    return _OF_EVERY_METHOD | own
 
 
 def to_spec(program: AnyProgram) -> Description:
@@ -144,15 +183,26 @@ def from_spec(description: Mapping[str, Any], context: NodeContext) -> AnyProgra
         raise InvalidInputError(
             "program: the message does not describe a program.", "program"
         ) from error
-    if name not in PROGRAM_FACTORIES:
+    if not isinstance(name, str) or name not in PROGRAM_FACTORIES:
         raise InvalidInputError(
             f"program '{name}': unknown on this node. Server and node run different versions, or"
             f" the node did not import the method's file.{nearest(str(name), PROGRAM_FACTORIES)}",
             str(name),
         )
+    if context.factories is not None and name not in context.factories:
+        raise InvalidInputError(
+            f"program '{name}': not a program of the run's method, so this node does not run it.",
+            str(name),
+        )
+    if arguments.get(SECRET, {"here": SECRET}) != {"here": SECRET}:
+        raise InvalidInputError(
+            f"program '{name}': the server sent a secret; every node uses its own.", SECRET
+        )
     factory: Callable[..., AnyProgram] = PROGRAM_FACTORIES[name]
     try:
-        return factory(**{str(key): _received(value, context) for key, value in arguments.items()})
+        return factory(
+            **{str(key): _received(str(key), value, context) for key, value in arguments.items()}
+        )
     except InvalidInputError:
         raise  # it names its own field
     except (TypeError, ValueError) as error:
@@ -163,12 +213,15 @@ def from_spec(description: Mapping[str, Any], context: NodeContext) -> AnyProgra
         ) from error
 
 
-def _received(value: Any, context: NodeContext) -> Any:
+def _received(argument: str, value: Any, context: NodeContext) -> Any:
     if not isinstance(value, Mapping):
         return value
     match dict(value):
         case {"tuple": list(values)}:
-            return tuple(_received(entry, context) for entry in values)
+            return tuple(_received("", entry, context) for entry in values)
+        # As a learning rate, the secret could be computed from the reply.
+        case {"here": "secret"} if argument != SECRET:
+            raise InvalidInputError(f"{argument} = secret: the secret is no such argument.", SECRET)
         case {"here": "objective" | "encoder" | "secret" as name}:
             if getattr(context, name) is None:
                 raise InvalidInputError(

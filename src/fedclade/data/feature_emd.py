@@ -13,7 +13,6 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.spatial.distance import cdist
 from torch import Tensor
 
 from fedclade.core.inputs import as_inputs, one_tensor
@@ -106,6 +105,8 @@ class Measure:
         samples: int,
         rng: np.random.Generator,
     ) -> None:
+        from scipy.spatial.distance import cdist
+
         self._codes = codes
         self._sizes = sizes
         self._everyone = codes(some(pool, samples, rng))
@@ -134,6 +135,8 @@ class Measure:
 
 def transport_cost(a: Codes, b: Codes) -> float:
     """The Wasserstein-1 distance between the uniform distributions on the codes `a` and `b`."""
+    from scipy.spatial.distance import cdist
+
     masses = (np.full(len(codes), 1 / len(codes)) for codes in (a, b))
     return float(optimal_transport().emd2(*masses, cdist(a, b), numItermax=PIVOTS))
 

@@ -48,6 +48,19 @@ class EvalRequest:
     is_served: bool = True
 
 
+@dataclass(frozen=True)
+class Delivery:
+    """The evaluated models are the final ones: each client gets its own.
+
+    Args:
+        finetune: a program that trains each client's model before the client keeps it.
+        key: the randomness of this program.
+    """
+
+    finetune: AnyProgram | None = None
+    key: int = 0
+
+
 class ClientStateTransaction(Protocol):
     """The state that clients keep between rounds, for the training loop."""
 
@@ -101,6 +114,7 @@ class Engine(Federation, Protocol):
         ids: Tensor,
         requests: Sequence[EvalRequest],
         key: int = 0,
+        deliver: Delivery | None = None,
     ) -> list[Tree]:
         """For each request the mean loss and metrics of each client's model on the client's own
         data: tensors of shape (len(ids),), NaN for clients without such data, or where a metric is
@@ -113,6 +127,7 @@ class Engine(Federation, Protocol):
             ids: the clients.
             requests: the evaluations.
             key: the randomness of fine-tuning.
+            deliver: these are the final models: a real client gets its own with the evaluation.
         """
 
     def models_of(

@@ -30,7 +30,7 @@ from fedclade.core.pytree import Tree, concatenate, nbytes, stack, tree_index
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.federated_dataset import Clients, RaggedIndex
 from fedclade.engines.accumulator import Accumulator, check_sum, ordered_results
-from fedclade.engines.base import EvalRequest, Split, Traffic
+from fedclade.engines.base import Delivery, EvalRequest, Split, Traffic
 from fedclade.engines.chunk_execution import ClientBatch, CompiledSteps, run_program
 from fedclade.engines.client_state import ClientStateStore
 from fedclade.engines.device_dataset import DeviceDataset
@@ -259,6 +259,7 @@ class Simulator:
         ids: Tensor,
         requests: Sequence[EvalRequest],
         key: int = 0,
+        deliver: Delivery | None = None,
     ) -> list[Tree]:
         """For each request the mean loss and metrics of each client's model on the client's own
         data: tensors of shape (len(ids),), NaN for clients without such data.
@@ -268,6 +269,7 @@ class Simulator:
             ids: the clients, each at most once.
             requests: the evaluations.
             key: the randomness of fine-tuning.
+            deliver: without effect: the clients are in this process.
         """
         return [self._evaluate_one(assignment, ids, request, key) for request in requests]
 

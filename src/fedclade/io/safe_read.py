@@ -136,12 +136,12 @@ class Limited:
         return data
 
 
-def parse_json(text: str) -> Any:
-    """Parse JSON that can be traversed and written again. Deep nesting and unpaired surrogates are
-    a `ValueError` too.
+def parse_json(text: str, max_depth: int = _MAX_DEPTH) -> Any:
+    """Parse JSON that can be traversed and written again. Nesting deeper than `max_depth` and
+    unpaired surrogates are a `ValueError` too.
     """
     try:
-        content = _check_depth(json.loads(text))
+        content = _check_depth(json.loads(text), max_depth)
         if "\\u" in text:  # the only source of unpaired surrogates
             json.dumps(content, ensure_ascii=False).encode()
     except RecursionError as error:
@@ -161,9 +161,9 @@ def parse_toml(text: str) -> dict[str, Any]:
     return content
 
 
-def _check_depth(content: Any) -> Any:
+def _check_depth(content: Any, max_depth: int = _MAX_DEPTH) -> Any:
     level = [content]
-    for _ in range(_MAX_DEPTH):
+    for _ in range(max_depth):
         containers = (
             value.values() if isinstance(value, dict) else value
             for value in level
@@ -171,5 +171,5 @@ def _check_depth(content: Any) -> Any:
         )
         level = [value for values in containers for value in values]
     if level:
-        raise ValueError(f"nested more than {_MAX_DEPTH} deep")
+        raise ValueError(f"nested more than {max_depth} deep")
     return content

@@ -9,9 +9,6 @@ import math
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from scipy.optimize import brentq
-from scipy.special import log_ndtr
-
 from fedclade.errors import require
 from fedclade.methods.base import Method, S, check_choices
 from fedclade.methods.required_context import NeedsSecret
@@ -27,6 +24,8 @@ def gaussian_sigma(epsilon: float, delta: float) -> float:
     1805.06530), Theorem 8: σ suffices if and only if Φ(1/2σ - εσ) - e^ε Φ(-1/2σ - εσ) ≤ δ. The left
     side falls as σ grows.
     """
+    from scipy.optimize import brentq
+    from scipy.special import log_ndtr
 
     def excess(log_sigma: float) -> float:
         sigma = math.exp(log_sigma)

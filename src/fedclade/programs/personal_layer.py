@@ -66,6 +66,12 @@ _MOST_LOSS = 30.0  # of a sample; also that of a model whose training diverged
 _FIRST = 1e-9  # of equal candidates the first is chosen
 
 
+LAYER_FACTORIES = frozenset(
+    {"programs.personal_layer.personal_model", "programs.personal_layer.score_candidates"}
+)
+"""The names of the functions that make the programs of a layer."""
+
+
 def candidates(layer: Layer) -> tuple[tuple[float, float], ...]:
     """(α, λ) of each candidate; the first is the model as it is."""
     tuned = [(alpha, 0.0) for alpha in ALPHAS[1:] if layer != "knn"]

@@ -19,7 +19,7 @@ from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree
 from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
-from fedclade.engines.base import Engine, EvalRequest, Traffic
+from fedclade.engines.base import Delivery, Engine, EvalRequest, Traffic
 from fedclade.io.schemas import RoundRecord, Stopped, Summary
 from fedclade.training import metrics
 from fedclade.training.client_sampling import blocked_clients, exclude_blocked
@@ -60,7 +60,7 @@ def evaluate(
         state: the state after this round.
         round_number: the number of this round.
         history: the rounds before this round.
-        is_final: whether clients use these models.
+        is_final: whether these are the final models. A real client then keeps its own.
     """
     with setup.engine.clock.whole("evaluation"):
         return _evaluate(setup, clients, state, round_number, history, is_final)
@@ -93,7 +93,9 @@ def _evaluate(
     requests = {"_shared" if is_layered else "": test, "train_": replace(test, split="train")}
     if clients.has_validation:
         requests["validation_"] = replace(test, split="validation")
-    answers = engine.evaluate(assignment, ids, list(requests.values()), key)
+    delivers = is_final and setup.training.select == "last"
+    deliver = Delivery(personalize) if delivers and not is_layered else None
+    answers = engine.evaluate(assignment, ids, list(requests.values()), key, deliver)
     values = _columns(setup, clients, ids, dict(zip(requests, answers, strict=True)))
     if setup.layer is None or not is_layered:
         return Evaluation(state, assignment, ids, values, personalize, 0, Traffic())
@@ -106,7 +108,8 @@ def _evaluate(
         models = engine.models_of(assignment, ids, personalize, key)
         assignment, personalize = ModelAssignment(models, torch.arange(len(ids))), None
     layered = EvalRequest(setup.served, setup.metrics, "test", personalize)
-    (answer,) = engine.evaluate(assignment, ids, [layered], key)
+    deliver = Delivery(personalize, key) if delivers else None
+    (answer,) = engine.evaluate(assignment, ids, [layered], key, deliver)
     values = _columns(setup, clients, ids, {"": answer}) | values
     return Evaluation(state, assignment, ids, values, personalize, key, traffic)
 

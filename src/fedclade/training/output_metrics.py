@@ -129,7 +129,9 @@ def _named(
                 y = (y > 0.5).to(torch.int64)
         return function(outputs, y, task)
 
-    return OutputMetric(value)
+    if name in _REGRESSION:
+        return OutputMetric(value, highest=1.0) if name == "r2" else OutputMetric(value, lowest=0.0)
+    return OutputMetric(value, lowest=0.0, highest=1 + 1e-6)  # the areas have rounding errors
 
 
 def _task(name: MetricName, classes: int | None, outputs: Tensor, y: Tensor) -> Task:

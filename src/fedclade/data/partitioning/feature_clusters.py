@@ -12,8 +12,6 @@ from itertools import combinations
 from typing import ClassVar, Literal, get_args
 
 import numpy as np
-from scipy.optimize import brentq, linear_sum_assignment
-from scipy.spatial.distance import cdist
 from torch import Tensor
 
 from fedclade.core.inputs import one_tensor
@@ -162,6 +160,8 @@ class FeatureClusters:
         self, emd: float, train: _ClusteredRows, codes: Codes, rng: np.random.Generator
     ) -> float:
         """The fraction to mix for this distance, which falls about linearly with the fraction."""
+        from scipy.optimize import brentq
+
         measure = Measure(
             lambda rows: codes[rows], np.arange(len(codes)), train.sizes, SAMPLES, rng
         )
@@ -256,6 +256,8 @@ def _centers(
     codes: Codes, labels: Index, clients: int, rng: np.random.Generator
 ) -> dict[int, Codes]:
     """The k-means centers of each class; row k is the center of client k."""
+    from scipy.optimize import linear_sum_assignment
+    from scipy.spatial.distance import cdist
     from sklearn.cluster import KMeans  # type: ignore[import-untyped]  # slow to import
     from sklearn.exceptions import ConvergenceWarning  # type: ignore[import-untyped]
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
@@ -287,6 +289,8 @@ def assign_with_capacity(codes: Codes, centers: Codes, capacity: Index) -> Index
 
     This is a transport problem with integer masses, whose optimum is an integer solution.
     """
+    from scipy.spatial.distance import cdist
+
     if len(codes) == 0:
         return np.empty(0, np.int64)
     costs = cdist(codes, centers, "sqeuclidean")

@@ -11,7 +11,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from scipy.optimize import brentq
 
 from fedclade.core.inputs import one_tensor
 from fedclade.data.array_checks import type_name
@@ -239,6 +238,8 @@ class PowerLawClusters:
 
 def power_law(samples: int, clients: int) -> Index:
     """The sizes of one cluster's clients in `PowerLawClusters`."""
+    from scipy.optimize import brentq
+
     base, square = samples // (2 * clients), np.arange(1, clients + 1) ** 2
     # At the upper end of the interval the last client has all samples. At 0 each client has
     # base + 1, which is never too many.

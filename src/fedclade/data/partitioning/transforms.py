@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from scipy import ndimage
 from torch import Tensor
 
 from fedclade.core.inputs import Inputs, one_tensor
@@ -27,6 +26,7 @@ def rotate(clusters: int) -> Transform:
     """A transform that rotates the images of group g by g * 360 / clusters degrees,
     counterclockwise.
     """
+    from scipy import ndimage
 
     def transform(x: Inputs, y: Tensor, group: int) -> tuple[Inputs, Tensor]:
         x = one_tensor(x, "a rotation", "partition.name")

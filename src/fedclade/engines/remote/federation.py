@@ -20,23 +20,32 @@ from fedclade.core.federation import (
     ServerUpdate,
 )
 from fedclade.core.inputs import Inputs
+from fedclade.core.losses import LOSSES, accuracy, label_accuracy
+from fedclade.core.output_metric import OutputMetric
 from fedclade.core.program import AnyProgram
 from fedclade.core.program_serialization import to_spec
 from fedclade.core.pytree import Tree, add_prefix, stack, strip_prefix, tree_index
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.accumulator import Accumulator, check_sum, ordered_results
-from fedclade.engines.base import EvalRequest, Traffic
+from fedclade.engines.base import Delivery, EvalRequest, Traffic
 from fedclade.engines.profiler import Profiler
-from fedclade.engines.remote.membership import MALFORMED, ClientRecord, Membership, Note
-from fedclade.engines.remote.messages import Message, NodeError, Transport, pack_assignment
+from fedclade.engines.remote.membership import CheckSamples, ClientRecord, Membership, Note
+from fedclade.engines.remote.messages import (
+    Message,
+    NodeError,
+    Transport,
+    one_line,
+    pack_assignment,
+)
 from fedclade.engines.reply_validation import (
+    LARGEST,
     Spec,
     majority_spec,
     out_of_range_segment,
     rejection_reason,
     spec_of,
 )
-from fedclade.errors import InvalidInputError
+from fedclade.errors import InvalidInputError, is_int
 
 NOT_CONNECTED = NodeError("its node is not connected")
 
@@ -54,6 +63,7 @@ class RemoteClientState:
         self._committed: dict[str, list[str]] = {}
         # Whether the node answered all messages of this transaction.
         self._answered: dict[str, bool] = {}
+        self._calls: dict[str, int] = {}  # the messages of this transaction to each node
         self._session, self._number = secrets.token_hex(4), 0
         # The last committed transaction of each node in the state that the server may return to.
         self._retained: dict[str, str] = {}
@@ -68,6 +78,13 @@ class RemoteClientState:
     def retained_at(self, state_key: str) -> str:
         """The transaction whose state the node must keep; "" for none."""
         return self._retained.get(state_key, "")
+
+    def next_call(self, state_key: str) -> int:
+        """The number of the next message of this transaction to a node. A node that gets a message
+        again, because its answer was lost, starts from the state before that message.
+        """
+        self._calls[state_key] = call = self._calls.get(state_key, -1) + 1
+        return call
 
     def set_answered(self, state_key: str, answered: bool) -> None:
         """Record whether the node answered a message of this transaction. If one message has no
@@ -87,7 +104,7 @@ class RemoteClientState:
         self.rollback()
 
     def rollback(self) -> None:
-        self._answered = {}
+        self._answered, self._calls = {}, {}
         self._number += 1
 
     def tensors(self) -> Tree:
@@ -130,6 +147,7 @@ class RemoteFederation:
         validation_origin: the settings of the nodes' validation data.
         probe: the server's probe data.
         device: the device of the server's tensors.
+        check_samples: see `Membership`.
         note: is called with a line for each node that registers or cannot take part.
     """
 
@@ -150,6 +168,7 @@ class RemoteFederation:
         validation_origin: Mapping[str, Any] | None = None,
         probe: Inputs | None = None,
         device: str = "cpu",
+        check_samples: CheckSamples = lambda metadata: None,
         note: Note = lambda text: None,
     ) -> None:
         self.transport, self.run, self.note = transport, run, note
@@ -158,6 +177,7 @@ class RemoteFederation:
             compatibility_info,
             bind_clients_to_nodes=bind_clients_to_nodes,
             client_records=client_records,
+            check_samples=check_samples,
             note=note,
         )
         self.device = torch.device(device)
@@ -170,6 +190,8 @@ class RemoteFederation:
         self._initialized: set[str] = set()  # the nodes that have the initial client state
         self._failures: list[Failure] = []
         self._round = 0
+        # The clients that got their final model with the last evaluation.
+        self._delivered: set[int] = set()
 
     @property
     def sizes(self) -> Tensor:
@@ -221,13 +243,19 @@ class RemoteFederation:
 
         answers, failures = self._query_nodes(ids, message)
         replies: dict[int, Tree] = {}
+        votes: list[Tree] = []
         for places, answer in answers:
             node_replies, node_failures = self._unpack_reply(ids, places, answer)
             replies |= node_replies
             failures += node_failures
+            # A node has one vote for a spec, however many clients it claims to have.
+            specs = {
+                tuple(sorted(spec_of(reply).items())): reply for reply in node_replies.values()
+            }
+            votes += specs.values()
         sent_models = per_client.models if per_client is not None else {}
         expected = majority_spec(
-            list(replies.values()), spec_of({name: value[0] for name, value in sent_models.items()})
+            votes, spec_of({name: value[0] for name, value in sent_models.items()})
         )
         sizes = self.sizes
         for place in sorted(replies):
@@ -255,8 +283,9 @@ class RemoteFederation:
         ids: Tensor,
         requests: Sequence[EvalRequest],
         key: int = 0,
+        deliver: Delivery | None = None,
     ) -> list[Tree]:
-        """All requests go to a node in one message."""
+        """All requests go to a node in one message, with the final models if `deliver` is given."""
         header = {
             "kind": "evaluate",
             "requests": [
@@ -269,10 +298,18 @@ class RemoteFederation:
                 for request in requests
             ],
             "key": key,
+            "deliver": deliver
+            and {"finetune": _spec_or_none(deliver.finetune), "key": deliver.key},
         }
         answers, failures = self._query_nodes(
             ids, lambda places: _with_models(header, assignment[places])
         )
+        self._delivered = {
+            client
+            for places, answer in answers
+            if deliver is not None and answer.header.get("delivered") is True
+            for client in ids[places].tolist()
+        }
         empty = torch.full((len(ids),), torch.nan, dtype=torch.float64)
         results: list[Tree] = [
             {name: empty.clone() for name in ("loss", *request.metrics)} for request in requests
@@ -281,20 +318,24 @@ class RemoteFederation:
             values = [
                 strip_prefix(f"value{number}", answer.tensors) for number in range(len(requests))
             ]
-            complete = all(
-                value.keys() == result.keys() for value, result in zip(values, results, strict=True)
-            )
-            if not complete or any(
-                tuple(value.shape) != (len(places),) for value in answer.tensors.values()
+            if not all(
+                _is_complete(value, request, len(places))
+                for value, request in zip(values, requests, strict=True)
             ):
                 failures += [
                     Failure(client, "its node's evaluation does not match the request")
                     for client in ids[places].tolist()
                 ]
                 continue
+            reasons = _impossible_values(values, requests)
+            failures += [
+                Failure(int(ids[places[row]]), reason, rejected=True)
+                for row, reason in reasons.items()
+            ]
+            valid = [row for row in range(len(places)) if row not in reasons]
             for result, value in zip(results, values, strict=True):
                 for name, measured in value.items():
-                    result[name][places] = measured.double()
+                    result[name][places[valid]] = measured[valid]
         self._failures += failures
         return results
 
@@ -306,8 +347,10 @@ class RemoteFederation:
         key: int = 0,
     ) -> None:
         header = {"kind": "save_models", "finetune": _spec_or_none(finetune), "key": key}
+        missing = torch.tensor([client not in self._delivered for client in ids.tolist()])
+        places_of = torch.arange(len(ids))[missing.bool()]
         _, failures = self._query_nodes(
-            ids, lambda places: _with_models(header, assignment[places])
+            ids[places_of], lambda places: _with_models(header, assignment[places_of[places]])
         )
         names = self.client_metadata().names
         for failure in failures:
@@ -345,16 +388,18 @@ class RemoteFederation:
         try:
             answered = list(answer.header["clients"])
             failed = {
-                client: (str(reason), bool(rejected))
+                client: (one_line(reason), bool(rejected))
                 for client, reason, rejected in answer.header["failures"]
                 if client in place_of
             }
             valid = (
-                len(set(answered)) == len(answered)
+                all(is_int(client, 0) for client in answered)
+                and len(set(answered)) == len(answered)
                 and set(answered) <= place_of.keys()
                 and all(len(value) == len(answered) for value in outputs.values())
             )
-        except MALFORMED:
+        # The answer comes from another machine: whatever it causes is the fault of that machine.
+        except Exception:
             valid = False
         if not valid:
             return {}, [
@@ -432,8 +477,10 @@ class RemoteFederation:
                 if answer.header.get("state_lost"):
                     self._initialized.discard(node)
                     self.client_state.set_lost(state_key)
+                if answer.header.get("data_changed"):
+                    self.membership.forget(node)
                 if "rejected" in answer.header:
-                    answer = NodeError(str(answer.header["rejected"]))
+                    answer = NodeError(one_line(answer.header["rejected"]))
             answers[node] = answer
             self.client_state.set_answered(state_key, isinstance(answer, Message))
         return answers
@@ -449,7 +496,9 @@ class RemoteFederation:
         common = {
             "compatibility_info": self.membership.compatibility_info,
             "run": self.run,
+            "data": self.membership.data_of(node),
             "transaction_id": self.client_state.transaction_id,
+            "call": self.client_state.next_call(self.membership.state_key(node)),
             "committed": committed,
             "retained": self.client_state.retained_at(self.membership.state_key(node)),
             "has_client_state": bool(self._initial_state),
@@ -468,6 +517,38 @@ def _rejection_reason(
     chosen = reply.get(reduce.segment_ids)
     segment = int(chosen) if chosen is not None and chosen.numel() == 1 else -1
     return out_of_range_segment(segment, reduce.num_segments)
+
+
+def _is_complete(values: Tree, request: EvalRequest, clients: int) -> bool:
+    return values.keys() == {"loss", *request.metrics} and all(
+        value.dtype == torch.float64 and tuple(value.shape) == (clients,)
+        for value in values.values()
+    )
+
+
+def _impossible_values(values: Sequence[Tree], requests: Sequence[EvalRequest]) -> dict[int, str]:
+    """The rows of a node's evaluation with a value that its metric cannot have, and why."""
+    reasons: dict[int, str] = {}
+    for measured, request in zip(values, requests, strict=True):
+        for name, value in measured.items():
+            lowest, highest = _range_of(name, request)
+            # NaN is a metric that is not defined, for example without test data.
+            impossible = (value < lowest) | (value > highest)
+            for row in impossible.nonzero().flatten().tolist():
+                reasons[row] = (
+                    f"its {name} of {float(value[row]):.3g} is not from {lowest:g} to {highest:g}"
+                )
+    return reasons
+
+
+def _range_of(name: str, request: EvalRequest) -> tuple[float, float]:
+    """The least and the largest value that a client may report."""
+    if name == "loss":
+        return (0.0 if request.model.example_loss in LOSSES.values() else -LARGEST), LARGEST
+    metric = request.metrics[name]
+    if isinstance(metric, OutputMetric):
+        return metric.lowest, metric.highest
+    return (0.0, 1.0) if metric in (accuracy, label_accuracy) else (-LARGEST, LARGEST)
 
 
 def _with_models(header: dict[str, Any], assignment: ModelAssignment) -> Message:

@@ -1,17 +1,23 @@
 """A node: holds some of a federation's clients, and answers the server's messages with what its
 clients compute.
+
+A node does not trust the server: it checks messages and programs, and `NodePolicy` limits what the
+server may ask for. Of an error only the type is sent, because its text may contain data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from fedclade.core.federation import ClientResults, Failure
+from fedclade.core.federation import ClientResults, Failure, ModelAssignment
 from fedclade.core.inputs import map_inputs, to_tree
 from fedclade.core.output_metric import AnyMetric
 from fedclade.core.program import AnyProgram
@@ -19,21 +25,47 @@ from fedclade.core.program_serialization import NodeContext, from_spec
 from fedclade.core.pytree import Tree, add_prefix, concatenate, strip_prefix, tree_index
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.base import EvalRequest
-from fedclade.engines.remote.messages import Message, to_list, unpack_assignment
+from fedclade.engines.remote.messages import (
+    MAX_REASON,
+    Message,
+    one_line,
+    to_list,
+    unpack_assignment,
+)
+from fedclade.engines.remote.node_policy import (
+    NO_LIMITS,
+    LookCounter,
+    NodePolicy,
+    RefusedError,
+    time_limit,
+)
 from fedclade.engines.simulator import Simulator
-from fedclade.errors import FedcladeError
+from fedclade.errors import FedcladeError, is_int
 
 PROTOCOL = 5  # the version of the messages
+MAX_REQUESTS = 16  # evaluations in one message; a run sends at most four
+MAX_NUMBER = 1 << 40  # of a client in the federation
+MAX_KEY = (1 << 64) - 1
+MAX_TEXT = 200  # characters of the name of a run or a transaction
+_ALL_REASONS = 500_000  # characters of all reasons in an answer
+_log = logging.getLogger("fedclade")
 # Committed snapshots that a node keeps: the server's last checkpoint may be one round behind.
 MAX_COMMITTED = 2
 
 
 @dataclass(frozen=True)
 class StateSnapshot:
-    """The client state of a node after one transaction of the server."""
+    """The client state of a node after a message of one transaction of the server.
+
+    Args:
+        transaction_id: the name of the transaction.
+        client_state: the state of the node's clients.
+        call: the number of the message in the transaction.
+    """
 
     transaction_id: str
     client_state: Tree
+    call: int = 0
 
 
 class StateStore(Protocol):
@@ -68,7 +100,7 @@ class InMemoryStateStore:
         }
 
 
-class StateLostError(FedcladeError):
+class StateLostError(RefusedError):
     """The client state is missing."""
 
 
@@ -85,6 +117,8 @@ class Node:
         check: is called when the node registers; it raises an error if the node cannot take part.
         site: the name of the node's site, which stays the same when the node restarts; "": none,
             then the names of clients must be unique in the federation.
+        policy: what the server may ask for.
+        looks: counts the looks at the data.
     """
 
     def __init__(
@@ -97,7 +131,10 @@ class Node:
         state_stores: Callable[[str], StateStore] | None = None,
         check: Callable[[], object] = lambda: None,
         site: str = "",
+        policy: NodePolicy = NO_LIMITS,
+        looks: LookCounter | None = None,
     ) -> None:
+        self.policy, self.looks = policy, looks or LookCounter()
         self.clients, self.names, self.context, self.metrics = clients, names, context, metrics
         self.compatibility_info = dict(compatibility_info)
         in_memory: dict[str, StateStore] = {}
@@ -107,6 +144,10 @@ class Node:
         self.state_store: StateStore = InMemoryStateStore()
         self.check, self.site = check, site
         self.simulator = Simulator(clients)
+        sizes = (clients.sizes, clients.test_sizes, clients.validation_sizes)
+        described = repr((names, [None if size is None else to_list(size) for size in sizes]))
+        # A node may come back with other data under its old id.
+        self.data_digest = hashlib.blake2b(described.encode(), digest_size=8).hexdigest()
 
     def answer(self, message: Message) -> Message:
         """The answer to a message. An error is part of the answer, never raised."""
@@ -123,19 +164,42 @@ class Node:
                     reason = describe_mismatch(
                         header["compatibility_info"], self.compatibility_info
                     )
-                    return Message({"rejected": reason})
+                    return Message({"rejected": one_line(reason)})
+                self._check(header)
+                if header["data"] != self.data_digest:
+                    return Message({"rejected": DATA_CHANGED, "data_changed": True})
                 self.state_store = self.state_stores(header["run"])
                 self.simulator.begin_round(header["round"])
-            return handlers[header["kind"]](message)
-        except FedcladeError as error:
-            lost = isinstance(error, StateLostError)
-            return Message({"rejected": str(error), "state_lost": lost})
+            with time_limit(self.policy.max_seconds):
+                return handlers[header["kind"]](message)
         # User code may raise anything; the federation continues without this node.
         except Exception as error:
-            return Message({"rejected": f"{type(error).__name__}: {error}"})
+            return rejection(error)
+
+    def _check(self, header: Mapping[str, Any]) -> None:
+        """Refuse a header that no server of ours sends."""
+        for name in ("run", "transaction_id", "retained", "data"):
+            _expect(isinstance(header[name], str) and len(header[name]) <= MAX_TEXT, name)
+        _expect(is_int(header["key"], 0, MAX_KEY), "key")
+        for name in ("clients", "numbers", "committed"):
+            _expect(isinstance(header[name], list), name)
+        for name in ("call", "round"):
+            _expect(is_int(header[name], 0, MAX_NUMBER), name)
+        clients, count = header["clients"], len(self.names)
+        _expect(all(is_int(client, 0, count - 1) for client in clients), "clients")
+        _expect(len(set(clients)) == len(clients), "clients")
+        _expect(len(header["numbers"]) == count, "numbers")
+        _expect(all(is_int(number, 0, MAX_NUMBER) for number in header["numbers"]), "numbers")
+        _expect(all(isinstance(name, str) for name in header["committed"]), "committed")
+        if header.get("per_client") is not None:
+            model_ids = header["per_client"]["model_ids"]
+            _expect(len(model_ids) == len(clients), "per_client.model_ids")
+        requests = header.get("requests", [])
+        _expect(isinstance(requests, list) and len(requests) <= MAX_REQUESTS, "requests")
 
     def _register(self, message: Message) -> Message:
-        self.check()
+        with shown():
+            self.check()
         data = self.clients
         header = {
             "compatibility_info": self.compatibility_info,
@@ -150,6 +214,7 @@ class Node:
             ),
             "classes": data.classes,
             "metrics": list(self.metrics),
+            "data": self.data_digest,
         }
         # Of the samples only shape and dtype are sent.
         x = map_inputs(_two_zeros, data.x)
@@ -158,7 +223,9 @@ class Node:
 
     def _map(self, message: Message) -> Message:
         header = message.header
-        program = from_spec(header["program"], self.context)
+        program = self._program(header["program"])
+        has_signature = self.policy.check_noise(header["program"])
+        self.looks.add(self.policy, 1, int(has_signature))
         local_ids = torch.tensor(header["clients"], dtype=torch.int64)
         broadcast = strip_prefix("broadcast", message.tensors)
         assignment = (
@@ -186,19 +253,17 @@ class Node:
         state = self.simulator.client_state
         if state.initial:
             state.commit(0)
-            transaction_id = header["transaction_id"]
-            earlier = [
-                snapshot for snapshot in snapshots if snapshot.transaction_id != transaction_id
-            ]
-            self.state_store.save(
-                state.initial, [*earlier, StateSnapshot(transaction_id, state.tensors())]
-            )
+            snapshot = StateSnapshot(header["transaction_id"], state.tensors(), header["call"])
+            self.state_store.save(state.initial, [*snapshots, snapshot])
         outputs = [result.outputs for result in results if len(result.ids)]
+        failures = [failure for result in results for failure in result.failures]
+        length = min(MAX_REASON, _ALL_REASONS // max(1, len(failures)))
         return Message(
             {
                 "clients": [client for result in results for client in to_list(result.ids)],
                 "failures": [
-                    list(astuple(failure)) for result in results for failure in result.failures
+                    [failure.client, failure.reason[:length], failure.rejected]
+                    for failure in failures
                 ],
             },
             {
@@ -219,12 +284,15 @@ class Node:
         try:
             return run(place)
         except (RuntimeError, ValueError, TypeError) as error:
-            return ClientResults(
-                place[:0], {}, failures=[Failure(client, f"{type(error).__name__}: {error}")]
-            )
+            _log.error("client %s failed", client, exc_info=error)
+            reason = f"{type(error).__name__} ({IN_THE_LOG})"
+            return ClientResults(place[:0], {}, failures=[Failure(client, reason)])
 
     def _evaluate(self, message: Message) -> Message:
         header = message.header
+        # Programs are checked before the looks are counted.
+        finetunes = [self._program_or_none(request["finetune"]) for request in header["requests"]]
+        self.looks.add(self.policy, len(finetunes), 0)
         self._restore_state(message)
         assignment = unpack_assignment(header["per_client"], message.tensors)
         local_ids = torch.tensor(header["clients"], dtype=torch.int64)
@@ -233,31 +301,49 @@ class Node:
                 (request["is_served"] and self.context.served) or self.context.objective,
                 {name: self.metrics[name] for name in request["metrics"]},
                 request["split"],
-                self._program_or_none(request["finetune"]),
+                finetune,
             )
-            for request in header["requests"]
+            for request, finetune in zip(header["requests"], finetunes, strict=True)
         ]
         values: Tree = {}
         results = self.simulator.evaluate(assignment, local_ids, requests, header["key"])
         for number, result in enumerate(results):
             values |= add_prefix(f"value{number}", result)
-        return Message({}, values)
+        delivered = False
+        if header["deliver"] is not None:
+            try:
+                self._save(header["deliver"], assignment, local_ids)
+                delivered = True
+            except Exception as error:  # the server sends the models again, and gets the reason
+                _log.error("the models cannot be saved", exc_info=error)
+        return Message({"delivered": delivered}, values)
 
     def _save_models(self, message: Message) -> Message:
-        header = message.header
         self._restore_state(message)
+        assignment = unpack_assignment(message.header["per_client"], message.tensors)
+        local_ids = torch.tensor(message.header["clients"], dtype=torch.int64)
+        self._save(message.header, assignment, local_ids)
+        return Message({})
+
+    def _save(
+        self, header: Mapping[str, Any], assignment: ModelAssignment, local_ids: Tensor
+    ) -> None:
+        """Save the final models of these clients, fine-tuned as `header` says."""
         finetune = self._program_or_none(header["finetune"])
-        assignment = unpack_assignment(header["per_client"], message.tensors)
-        local_ids = torch.tensor(header["clients"], dtype=torch.int64)
         models = self.simulator.models_of(assignment, local_ids, finetune, header["key"])
         self.state_store.save_models(
             [self.names[client] for client in local_ids.tolist()],
             {name: value.cpu() for name, value in models.items()},
         )
-        return Message({})
+
+    def _program(self, spec: Mapping[str, Any]) -> AnyProgram:
+        with shown():
+            program = from_spec(spec, self.context)
+        self.policy.check_program(program, int(self.clients.sizes.max()))
+        return program
 
     def _program_or_none(self, spec: Mapping[str, Any] | None) -> AnyProgram | None:
-        return from_spec(spec, self.context) if spec is not None else None
+        return self._program(spec) if spec is not None else None
 
     def _restore_state(self, message: Message) -> list[StateSnapshot]:
         """Give the clients the state that the server refers to, and their numbers in the
@@ -265,8 +351,9 @@ class Node:
 
         The latest snapshot of a committed transaction counts, or that of this transaction if it had
         an earlier message. Other snapshots were never part of the run: the server crashed in that
-        round, or continued without this node's answer. Of the older ones the snapshot that the
-        server may return to is kept.
+        round, or continued without this node's answer, or the node lost its answer to this message
+        and now gets the message again. Of the older ones the snapshot that the server may return to
+        is kept.
         """
         header, sent = message.header, strip_prefix("client_state", message.tensors)
         initial, stored = (sent, []) if sent else self.state_store.load()
@@ -278,13 +365,16 @@ class Node:
                 " message."
             )
         committed_ids = list(header["committed"])
-        committed = [snapshot for snapshot in stored if snapshot.transaction_id in committed_ids]
+        # Of each transaction the snapshot after its last message.
+        last = {each.transaction_id: each for each in stored}
+        committed = [each for name, each in last.items() if name in committed_ids]
         current = [
             snapshot
             for snapshot in stored
             if snapshot.transaction_id == header["transaction_id"]
             and snapshot.transaction_id not in committed_ids
-        ]
+            and snapshot.call < header["call"]
+        ][-1:]
         # The node may have written nothing in the retained transaction itself.
         until = committed_ids[: _length_to(header["retained"], committed_ids)]
         retained = [i for i, each in enumerate(committed) if each.transaction_id in until][-1:]
@@ -295,6 +385,35 @@ class Node:
         if snapshots:
             self.simulator.client_state.restore(snapshots[-1].client_state, 0)
         return snapshots
+
+
+DATA_CHANGED = "its clients or their sizes have changed; it registers again before the next round"
+IN_THE_LOG = "its text is in the log of the node"
+
+
+def rejection(error: Exception) -> Message:
+    """The answer of a node that cannot answer because of an error. Of errors that may contain data
+    only the type is sent; the text is logged.
+    """
+    if isinstance(error, RefusedError):
+        lost = isinstance(error, StateLostError)
+        return Message({"rejected": one_line(error), "state_lost": lost})
+    _log.error("the node cannot answer a message", exc_info=error)
+    return Message({"rejected": f"{type(error).__name__} ({IN_THE_LOG})", "state_lost": False})
+
+
+@contextmanager
+def shown() -> Iterator[None]:
+    """A context for code that sees no data: the server gets the text of fedclade's errors."""
+    try:
+        yield
+    except FedcladeError as error:
+        raise RefusedError(str(error), error.field) from error
+
+
+def _expect(condition: bool, name: str) -> None:
+    if not condition:
+        raise RefusedError(f"message: its '{name}' is malformed.", name)
 
 
 def _two_zeros(samples: Tensor) -> Tensor:

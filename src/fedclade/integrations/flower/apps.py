@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 import tomllib
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -29,9 +30,12 @@ from fedclade.core.inputs import Inputs, as_inputs
 from fedclade.core.losses import ExampleLoss
 from fedclade.core.rng import fold_in
 from fedclade.data import from_arrays
+from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.remote.membership import ClientRecord, check_site
-from fedclade.engines.remote.node import Node
-from fedclade.errors import DifferentExperimentError, InvalidInputError, require
+from fedclade.engines.remote.node import Node, rejection, shown
+from fedclade.engines.remote.node_policy import LookCounter
+from fedclade.errors import DifferentExperimentError, FedcladeError, InvalidInputError, require
+from fedclade.integrations.flower import run_folders
 from fedclade.integrations.flower.client_state_store import DiskStateStore
 from fedclade.integrations.flower.federation import (
     FlowerFederation,
@@ -40,6 +44,7 @@ from fedclade.integrations.flower.federation import (
 )
 from fedclade.integrations.flower.grid_transport import message_from_records, records_from_message
 from fedclade.integrations.flower.local_deployment.supervisor import write_json
+from fedclade.integrations.flower.policy_file import load_policy
 from fedclade.io.file_names import safe_file_name
 from fedclade.io.run_dir import RunDirectory
 from fedclade.io.schemas import RoundRecord
@@ -59,6 +64,7 @@ BuildModel: TypeAlias = Callable[[], nn.Module]
 Data: TypeAlias = Sequence[tuple[Any, ...]] | Mapping[str, tuple[Any, ...]]
 """The clients of a node by name, or a list: (x, y) or (x, y, x_test, y_test) of each."""
 LoadData: TypeAlias = Callable[[Mapping[str, Any]], Data]
+_NODES_IN_MEMORY = 16  # of one process
 _log = logging.getLogger("flwr")
 
 
@@ -175,11 +181,12 @@ def client_app(
     """
     app = ClientApp()
     # A process may serve several nodes, as in a simulation, and several messages.
-    nodes: dict[tuple[Any, ...], Node] = {}
+    nodes: OrderedDict[tuple[Any, ...], Node] = OrderedDict()
 
-    @app.query()
-    def answer(message: Message, context: Context) -> Message:
+    def node_of(context: Context) -> Node:
+        # A new run loads the data again: they may have changed.
         key = (
+            context.run_id,
             context.node_id,
             *sorted(
                 (name, str(value))
@@ -189,10 +196,20 @@ def client_app(
         if key not in nodes:
             torch.set_num_threads(1)
             nodes[key] = _node(context, load_data, build_model, loss, metrics, augment)
-        return Message(
-            records_from_message(nodes[key].answer(message_from_records(message.content))),
-            reply_to=message,
-        )
+        nodes.move_to_end(key)
+        # A server that changes the configuration with every run must not fill the memory.
+        while len(nodes) > _NODES_IN_MEMORY:
+            nodes.popitem(last=False)
+        return nodes[key]
+
+    @app.query()
+    def answer(message: Message, context: Context) -> Message:
+        try:
+            reply = node_of(context).answer(message_from_records(message.content))
+        # Flower would send the text of the error to the server, and it may contain data.
+        except Exception as error:
+            reply = rejection(error)
+        return Message(records_from_message(reply), reply_to=message)
 
     return app
 
@@ -205,8 +222,12 @@ def _node(
     metrics: UserMetrics | None,
     augment: Augment | None = None,
 ) -> Node:
-    settings, node_config = AppSettings.of(context.run_config), dict(context.node_config)
-    site = site_name(node_config, context.node_id)
+    node_config = dict(context.node_config)
+    with shown():
+        policy = load_policy(node_config)
+        settings = AppSettings.of(context.run_config)
+        policy.check_method(settings.method.name)
+        site = site_name(node_config, context.node_id)
     data = load_data(node_config)
     pairs = data.items() if isinstance(data, Mapping) else enumerate(data)
     # In the order of names: load_data may list a node's files in any order.
@@ -226,15 +247,19 @@ def _node(
     layer = layer_of(settings.personal, method, module, objective, clients.metadata)
     base = node_config.get("home", os.environ.get("FEDCLADE_HOME", Path.home() / ".fedclade"))
     home = Path(str(base)) / "nodes" / safe_file_name(site)
+    with shown():
+        secret = _secret(node_config, home, method)
     return Node(
         clients,
         names,
-        node_context(objective, method, _secret(node_config, home, method), module, x, layer),
+        node_context(objective, method, secret, module, x, layer),
         measured(*evaluated),
         compatibility_info(objective),
-        partial(DiskStateStore, home),
+        partial(DiskStateStore, home, max_bytes=policy.max_disk_mib << 20),
         partial(metrics_for, *evaluated),
         site,
+        policy,
+        LookCounter(home / "looks.json"),
     )
 
 
@@ -297,6 +322,8 @@ def server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        # Flower logs the traceback of an exception; an error of the user needs only its text.
+        _log.addFilter(one_line_errors)
         settings = AppSettings.of(context.run_config)
         module = settings.module(build_model)
         result = serve(grid, settings, module, loss, metrics, probe, augment)
@@ -322,26 +349,22 @@ def serve(
     probe: Inputs | None = None,
     augment: Augment | None = None,
 ) -> Result:
-    """Run the method on the grid's nodes. An unfinished run with the same settings is resumed."""
+    """Run the method on the grid's nodes. An unfinished run with the same settings is resumed,
+    unless another process runs it.
+    """
     base = Path(settings.federation.out).expanduser().resolve()
-    number = max(
-        [
-            0,
-            *(
-                int(run.name.removeprefix("run-"))
-                for run in base.glob("run-*")
-                if run.name[4:].isdigit()
-            ),
-        ]
-    )
-    latest = base / f"run-{number}"
-    if number and RunDirectory(latest).summary() is None:
-        try:
-            return _serve_in(latest, grid, settings, module, loss, metrics, probe, augment)
-        except DifferentExperimentError as error:
-            note(f"{error} It stays unchanged; this is a new run.")
-    folder = base / f"run-{number + 1}"
-    return _serve_in(folder, grid, settings, module, loss, metrics, probe, augment)
+    rest = (grid, settings, module, loss, metrics, probe, augment)
+    for folder in run_folders.unfinished(base):
+        with run_folders.locked(folder) as is_ours:
+            if not is_ours:
+                note(f"{folder}: another run uses it.")
+                continue
+            try:
+                return _serve_in(folder, *rest)
+            except DifferentExperimentError as error:
+                note(f"{error} It stays unchanged.")
+    with run_folders.new_folder(base) as folder:
+        return _serve_in(folder, *rest)
 
 
 def _serve_in(
@@ -354,9 +377,13 @@ def _serve_in(
     probe: Inputs | None,
     augment: Augment | None,
 ) -> Result:
-    folder.mkdir(parents=True, exist_ok=True)
     registry = ClientRegistry(folder / "federation.json")
     options = settings.federation
+
+    def check_samples(metadata: ClientMetadata) -> None:
+        objective = Objective(module, settings.local.loss_for(loss), as_inputs(metadata.x))
+        measured(objective, metadata, metrics, torch.device("cpu"), settings.run.metrics)
+
     fed = FlowerFederation(
         grid,
         compatibility_info(Objective(module, settings.local.loss_for(loss), augment=augment)),
@@ -367,6 +394,7 @@ def _serve_in(
         client_records=registry.client_records(),
         validation_origin=settings.data.validation_origin,
         probe=probe,
+        check_samples=check_samples,
         note=note,
     )
     fed.wait_for(options.nodes, options.wait_seconds)
@@ -390,7 +418,9 @@ def _serve_in(
     def on_round(row: RoundRecord) -> None:
         registry.write(fed.membership.client_records)
         reasons = "; ".join(sorted({failure["reason"] for failure in row["failures"]}))
-        problems = f", {len(row['failures'])} clients failed ({reasons})" if reasons else ""
+        # A client may fail in training and in the evaluation.
+        failed = len({failure["client"] for failure in row["failures"]})
+        problems = f", {failed} clients failed ({reasons})" if failed else ""
         note(
             f"round {row['round']} of {settings.run.rounds}: {row['clusters']} groups,"
             f" {row['seconds']:.1f} s{problems}"
@@ -423,6 +453,14 @@ class ClientRegistry:
         if clients != self._clients or not self.path.exists():
             self._clients = clients
             write_json(self.path, {"run": self.run, "clients": clients})
+
+
+def one_line_errors(record: logging.LogRecord) -> bool:
+    """A filter for Flower's log: of fedclade's own errors only the text is logged."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, FedcladeError):
+        record.msg, record.args, record.exc_info = "fedclade: %s", (str(error),), None
+    return True
 
 
 def note(text: str) -> None:

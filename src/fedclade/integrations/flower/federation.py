@@ -14,19 +14,20 @@ from fedclade import __version__
 from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
 from fedclade.core.inputs import Inputs
-from fedclade.core.program_serialization import NodeContext
+from fedclade.core.program_serialization import NodeContext, factories_of
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.remote.federation import RemoteFederation
-from fedclade.engines.remote.membership import ClientRecord
+from fedclade.engines.remote.membership import CheckSamples, ClientRecord
 from fedclade.engines.remote.node import PROTOCOL
-from fedclade.errors import FedcladeError, InvalidInputError
+from fedclade.errors import FedcladeError
 from fedclade.integrations.flower.grid_transport import GridTransport
 from fedclade.methods.base import Method
 from fedclade.methods.required_context import NeedsEncoder
+from fedclade.programs.personal_layer import LAYER_FACTORIES
 from fedclade.training.personal_layer import PersonalLayer
 from fedclade.training.run_fingerprint import qualified_name
 
-_POLL_SECONDS = 1.0
+_FIRST_POLL, _LONGEST_POLL = 0.1, 1.0  # seconds between two looks for nodes
 
 
 def compatibility_info(objective: Objective) -> dict[str, str]:
@@ -68,9 +69,13 @@ def node_context(
     """
     encoder = method.encoder_module if isinstance(method, NeedsEncoder) else None
     served = method.served_objective(module, objective, x)
+    factories = factories_of(type(method))
     if layer is not None:
         served = layer.served_objective(module, objective, x)
-    return NodeContext(objective, None if encoder is None else Encoder(encoder), secret, served)
+        factories |= LAYER_FACTORIES
+    return NodeContext(
+        objective, None if encoder is None else Encoder(encoder), secret, served, factories
+    )
 
 
 class FlowerFederation(RemoteFederation):
@@ -91,10 +96,14 @@ class FlowerFederation(RemoteFederation):
         metadata: ClientMetadata | None = None,
         validation_origin: Mapping[str, Any] | None = None,
         probe: Inputs | None = None,
+        check_samples: CheckSamples = lambda metadata: None,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
+        transport = GridTransport(
+            grid, deadline, min_nodes, note, lambda node: self.membership.name_of(node)
+        )
         super().__init__(
-            GridTransport(grid, deadline, min_nodes, note),
+            transport,
             compatibility_info,
             run=run,
             bind_clients_to_nodes=bind_clients_to_nodes,
@@ -102,6 +111,7 @@ class FlowerFederation(RemoteFederation):
             metadata=metadata,
             validation_origin=validation_origin,
             probe=probe,
+            check_samples=check_samples,
             note=note,
         )
 
@@ -113,10 +123,9 @@ class FlowerFederation(RemoteFederation):
             wait_seconds: the seconds after which the wait ends with an error.
         """
         begin, noted, membership = time.monotonic(), -1, self.membership
+        pause = _FIRST_POLL
         while True:
             membership.register_nodes()
-            for node, reason in membership.conflicts.items():
-                raise InvalidInputError(f"node {node}: {reason}.", "node-name")
             present = len(membership.present)
             if present >= nodes:
                 membership.number_clients()
@@ -125,9 +134,14 @@ class FlowerFederation(RemoteFederation):
                 self.note(f"{present} of {nodes} nodes are connected; waiting")
                 noted = present
             if time.monotonic() - begin > wait_seconds:
+                conflicts = "".join(
+                    f" Node {node} is not used: {reason}."
+                    for node, reason in membership.conflicts.items()
+                )
                 raise FedcladeError(
                     f"federation.nodes = {nodes}: {present} nodes connected within"
-                    f" {wait_seconds:g} s. Start the others, or set a smaller number.",
+                    f" {wait_seconds:g} s. Start the others, or set a smaller number.{conflicts}",
                     "federation.nodes",
                 )
-            time.sleep(_POLL_SECONDS)
+            time.sleep(pause)
+            pause = min(_LONGEST_POLL, 1.5 * pause)

@@ -24,6 +24,7 @@ from fedclade.core.local_sgd import sgd
 from fedclade.core.program_serialization import NodeContext
 from fedclade.core.pytree import Tree
 from fedclade.data import Clients
+from fedclade.engines.base import Delivery, EvalRequest
 from fedclade.engines.remote.federation import NOT_CONNECTED, RemoteFederation
 from fedclade.engines.remote.messages import Message, NodeError
 from fedclade.engines.remote.node import InMemoryStateStore, Node
@@ -286,6 +287,64 @@ def test_a_server_that_crashed_in_a_round_resumes_from_the_state_before_it(
     results = method.round(second, states[1], everyone(ragged), key=2)
     for name, value in expected.models.items():
         assert torch.equal(value, results.models[name])
+
+
+def test_a_message_that_a_node_gets_again_starts_from_the_state_before_it(
+    ragged: Clients, context: NodeContext, local: LocalTraining
+) -> None:
+    """The process of node-1 ends after it has saved its state and before it has answered."""
+    method = SCAFFOLD().with_local_config(local)
+    once, twice = Remote(ragged, context), Remote(ragged, context)
+    node = twice.in_process.connected["node-1"]
+    honest = node.answer
+    node.answer = lambda message: (honest(message), honest(message))[1]  # type: ignore[method-assign]
+    ends = []
+    for fed in (once, twice):
+        fed.init_client_state(method.initial_client_state(context.objective.params()))
+        state = method.init(fed, context.objective.params(), key=0)
+        fed.client_state.commit(0)
+        for number in (1, 2):
+            state = method.round(fed, state, everyone(ragged), key=number)
+            # A second message in the same transaction starts from the state after the first.
+            state = method.round(fed, state, everyone(ragged), key=number + 10)
+            fed.client_state.commit(number)
+        ends.append((state, fed.read(everyone(ragged))))
+    (one, one_kept), (other, other_kept) = ends
+    for name, value in one.models.items():
+        assert torch.equal(value, other.models[name])
+    for name, value in one_kept.items():
+        assert torch.equal(value, other_kept[name])
+
+
+def test_the_last_evaluation_delivers_the_models(
+    ragged: Clients, context: NodeContext, local: LocalTraining
+) -> None:
+    fed, ids = Remote(ragged, context), everyone(ragged)
+    params = {name: value[None] for name, value in local.objective.params().items()}
+    assignment = ModelAssignment(params, torch.zeros_like(ids))
+    broken = fed.in_process.connected["node-1"].state_store
+    save, failing = broken.save_models, [True]
+
+    def save_models(names: list[str], models: Tree) -> None:
+        if failing.pop() if failing else False:
+            raise OSError("disk full")
+        save(names, models)
+
+    broken.save_models = save_models  # type: ignore[method-assign]
+    request = EvalRequest(local.objective, {}, "train")
+    (values,) = fed.evaluate(assignment, ids, [request], deliver=Delivery())
+    assert not values["loss"].isnan().any()  # a full disk costs no evaluation
+    fed.in_process.sent.clear()
+    fed.push_final_models(assignment, ids)
+    # Only the node that could not save the models gets them again.
+    assert [sorted(messages) for messages in fed.in_process.sent] == [["node-1"]]
+    for node in fed.in_process.connected.values():
+        assert isinstance(node.state_store, InMemoryStateStore)
+        assert sorted(node.state_store.models) == sorted(node.names)
+    fed.evaluate(assignment, ids, [request])
+    fed.in_process.sent.clear()
+    fed.push_final_models(assignment, ids)  # of an evaluation that was not the last
+    assert [sorted(messages) for messages in fed.in_process.sent] == [["node-0", "node-1"]]
 
 
 def test_a_node_that_has_lost_its_disk_is_reinitialized(

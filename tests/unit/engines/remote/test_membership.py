@@ -12,7 +12,10 @@ import torch
 
 import fedclade as fc
 from fedclade.conformance.in_process_federation import COMPATIBILITY_INFO, InProcessTransport
+from fedclade.core import LocalTraining
+from fedclade.core.federation import ClientResults, ModelAssignment
 from fedclade.core.functional_model import Objective
+from fedclade.core.local_sgd import sgd
 from fedclade.core.losses import accuracy
 from fedclade.core.program_serialization import NodeContext
 from fedclade.data import Clients
@@ -204,6 +207,56 @@ def test_a_bound_client_cannot_be_taken_over(make_node: MakeNode) -> None:
     found.refresh()
     assert found.is_connected("1")
     assert full_names(found) == FULL_NAMES[:2]
+
+
+def test_a_node_that_comes_back_with_other_data_registers_again(make_node: MakeNode) -> None:
+    """Under its old id, as a node with a key does. A new client is admitted, a client that is gone
+    keeps its number.
+    """
+    transport = AnyOrder({"1": make_node("east"), "2": make_node("west")})
+    fed = RemoteFederation(transport, COMPATIBILITY_INFO)
+    fed.refresh_membership()
+    transport.connected["1"] = make_node("east", ["ward-b", "ward-c"], [0, 5])
+    fed.refresh_membership()
+    objective = transport.connected["1"].context.objective
+    program = sgd(LocalTraining(objective, lr=0.05, batch_size=4))
+    models = {name: value[None] for name, value in objective.params().items()}
+
+    def train(clients: int) -> ClientResults:
+        given = ModelAssignment(models, torch.zeros(clients, dtype=torch.int64))
+        return fed.map(program, torch.arange(clients), per_client=given, key=0)
+
+    first = train(4)
+    assert first.ids.tolist() == [2, 3]
+    assert {"have changed" in failure.reason for failure in first.failures} == {True}
+    fed.refresh_membership()
+    names = fed.client_metadata().names
+    assert [names.client(number) for number in range(5)] == [
+        *(*FULL_NAMES[:2], *FULL_NAMES[4:]),
+        "east/ward-c",
+    ]
+    second = train(5)
+    assert second.ids.tolist() == [1, 2, 3, 4]
+    assert [failure.client for failure in second.failures] == [0]
+
+
+def test_a_refused_node_is_asked_again_with_growing_pauses(make_node: MakeNode) -> None:
+    transport = AnyOrder({"1": make_node("east"), "2": make_node("west")})
+    broken = make_node("north")
+    transport.connected["3"] = broken
+    transport.is_lost = lambda node, message: node == "3"
+    found = membership(transport)
+    asked = []
+    for update in range(20):
+        transport.sent.clear()
+        found.refresh()
+        asked += [update for messages in transport.sent if "3" in messages]
+    assert asked == [0, 1, 3, 6, 11]
+    # A node that leaves may have been the reason.
+    del transport.connected["2"]
+    transport.is_lost = lambda node, message: False
+    found.refresh()
+    assert found.is_connected("3")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ registry.
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,25 +61,38 @@ def test_a_message_survives_flower() -> None:
         assert actual.tensors[name].dtype == value.dtype
 
 
-class Grid:
-    """Answers each message after this number of polls; None: never; an Error: with it."""
+When = int | Error | None
 
-    def __init__(self, after: dict[int, int | Error | None]) -> None:
-        self.after, self.looks, self.sent = after, 0, {}
+
+class Grid:
+    """Answers each message after this number of polls; None: never; an Error: with it. A list: so
+    each message to the node in turn.
+    """
+
+    def __init__(self, after: Mapping[int, When | list[When]]) -> None:
+        self.after, self.looks, self.sent = after, 0, list[int]()
+        self._messages: dict[str, tuple[Any, When]] = {}
 
     def get_node_ids(self) -> list[int]:
         return list(self.after)
 
     def push_messages(self, messages: Iterable[FlowerMessage]) -> list[str]:
-        self.sent = {f"m{message.metadata.dst_node_id}": message for message in messages}
-        return list(self.sent)
+        numbers = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            when = self.after[node]
+            if isinstance(when, list):
+                when = when[self.sent.count(node)]
+            numbers.append(f"m{len(self.sent)}")
+            self.sent.append(node)
+            self._messages[numbers[-1]] = message, when
+        return numbers
 
     def pull_messages(self, numbers: list[str]) -> list[Any]:
         self.looks += 1
         actual = []
         for number in numbers:
-            message = self.sent[number]
-            when = self.after[message.metadata.dst_node_id]
+            message, when = self._messages[number]
             metadata = SimpleNamespace(reply_to_message_id=number)
             if isinstance(when, Error):
                 actual.append(
@@ -108,7 +121,7 @@ MESSAGES = {"1": Message({"n": 1}), "2": Message({"n": 2}), "3": Message({"n": 3
 
 
 def send_and_receive(
-    after: dict[int, int | Error | None],
+    after: Mapping[int, When],
     deadline: float = 0.3,
     min_nodes: int = 1,
     note: Any = lambda text: None,
@@ -144,15 +157,41 @@ def test_with_too_few_answers_it_keeps_waiting_and_says_so(monkeypatch: pytest.M
     assert "at least 2" in note
 
 
-def test_it_waits_for_a_new_node_that_hangs_until_the_deadline_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+HELLO = Message({"kind": "register"})
+
+
+def test_a_new_node_that_loads_slowly_delays_nobody() -> None:
+    grid = Grid({1: 1, 4: 3})
+    transport = GridTransport(grid, 60)  # type: ignore[arg-type]
+    assert transport.hello({"4": HELLO}, wait=False) == {}
+    assert transport.hello({"4": HELLO}, wait=False) == {}
+    assert isinstance(transport.hello({}, wait=False)["4"], Message)
+    assert len(grid.sent) == 1  # a node whose answer is outstanding gets no second message
+
+
+def test_without_other_nodes_it_waits_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid_transport, "_FIRST_WAIT", 0.01)
+    transport = GridTransport(Grid({4: 3, 5: None}), 60)  # type: ignore[arg-type]
+    assert list(transport.hello({"4": HELLO, "5": HELLO}, wait=True)) == ["4"]
+
+
+def test_a_message_whose_client_app_crashed_is_sent_again_once() -> None:
+    grid = Grid({1: 1, 2: [Error(8, "crashed"), 1], 3: Error(8, "crashed")})
+    notes: list[str] = []
+    transport = GridTransport(grid, 60, note=notes.append, name_of=lambda node: f"site {node}")  # type: ignore[arg-type]
+    answers = transport.send_and_receive(MESSAGES)
+    assert answers["2"] == MESSAGES["2"]
+    assert isinstance(answers["3"], NodeError)
+    assert grid.sent == [1, 2, 3, 2, 3]
+    assert [note.split(":")[0] for note in notes] == ["site 2", "site 3"]
+
+
+def test_progress_names_the_nodes_that_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid_transport, "_LONGEST_WAIT", 0.01)
-    transport = GridTransport(Grid({1: 1, 2: 1, 3: 1, 4: None}), 0.1, min_nodes=3)  # type: ignore[arg-type]
-    transport.send_and_receive(MESSAGES)
-    assert transport.send_and_receive({"4": Message({"kind": "register"})}) == {
-        "4": NodeError("no answer within 0.1 s")
-    }
+    monkeypatch.setattr(grid_transport.Progress, "EVERY", 0.0)
+    notes: list[str] = []
+    send_and_receive({1: 1, 2: 5, 3: 1}, deadline=60, note=notes.append)
+    assert "2 of 3 nodes answered; waiting for 2" in notes
 
 
 def test_an_error_of_a_node_is_a_node_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,9 +209,7 @@ def test_too_few_that_can_answer_end_the_run() -> None:
 def test_one_that_cannot_answer_ends_nothing_while_others_can() -> None:
     grid = Grid({1: 1, 2: 1, 3: Error(2, "broken")})
     transport = GridTransport(grid, 60, min_nodes=2)  # type: ignore[arg-type]
-    assert isinstance(
-        transport.send_and_receive({"3": Message({"kind": "register"})})["3"], NodeError
-    )
+    assert isinstance(transport.hello({"3": HELLO}, wait=True)["3"], NodeError)
     assert isinstance(transport.send_and_receive(MESSAGES)["1"], Message)
     assert isinstance(transport.send_and_receive({"3": MESSAGES["3"]})["3"], NodeError)
 
@@ -435,15 +472,15 @@ def test_the_order_in_which_nodes_connect_does_not_matter(
     assert names == ("east/ward", "north/ward", "west/ward")
 
 
-def test_two_nodes_with_one_site_name_end_the_wait(
+def test_a_second_node_with_a_sites_name_is_not_used_and_named_at_the_end_of_the_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fed = waiting(
-        {"1": site_node("east", tmp_path)}, {"2": site_node("east", tmp_path)}, monkeypatch
-    )
-    with pytest.raises(InvalidInputError, match=r"node 2: .*'east'.* node 1 ") as caught:
-        fed.wait_for(2, 60)
-    assert caught.value.field == "node-name"
+    twins = {number: site_node("east", tmp_path) for number in ("1", "2")}
+    fed = waiting(twins, {}, monkeypatch)
+    with pytest.raises(FedcladeError, match=r"Node 2 .*'east'.* node 1 ") as caught:
+        fed.wait_for(2, -1)
+    assert caught.value.field == "federation.nodes"
+    assert fed.membership.present == {"1"}
 
 
 def test_too_few_nodes_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

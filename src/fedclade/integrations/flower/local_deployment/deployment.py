@@ -26,6 +26,7 @@ import tomli_w
 
 from fedclade.errors import FedcladeError, InvalidInputError, nearest, require
 from fedclade.integrations.flower.local_deployment import certificates, supervisor
+from fedclade.integrations.flower.local_deployment.database import forget_messages
 from fedclade.integrations.flower.local_deployment.supervisor import (
     CONNECTION,
     HOST,
@@ -41,7 +42,9 @@ from fedclade.integrations.flower.local_deployment.supervisor import (
     processes,
 )
 
-ONLINE_WITHIN = 180.0  # seconds; the SuperLink accepts a killed node again after over a minute
+# Seconds; the SuperLink accepts a killed node again after over a minute. Many nodes on one machine
+# start one after the other.
+ONLINE_WITHIN, ONLINE_EACH = 180.0, 15.0
 SUPERVISOR = "supervisor"
 Value = str | int | float | bool
 Progress = Callable[[str], None]
@@ -62,6 +65,31 @@ class ServiceStatus:
     node_id: str
     online: bool | None
     log: Path
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """The status of a run at the SuperLink, such as finished:completed, and its reason."""
+
+    status: str
+    details: str
+
+    @classmethod
+    def of(cls, run: Mapping[str, Any]) -> RunStatus:
+        """The status in an answer of `flwr list`."""
+        return cls(str(run["status"]), str(run["status-details"]))
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status.startswith("finished")
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run succeeded."""
+        return self.status == "finished:completed"
+
+    def __str__(self) -> str:
+        return f"{self.status} ({self.details})"
 
 
 class Federation:
@@ -229,13 +257,24 @@ class Federation:
                 print(line, end="", flush=True)
                 if started := re.search(r"Successfully started run (\d+)", line):
                     run_id = started[1]
-        if process.returncode or not stream or run_id is None:
+        if not stream or run_id is None:
             return process.returncode
-        return 0 if self._final_status(run_id) == "finished:completed" else 1
+        status = self._final_status(run_id)
+        if status.ok:
+            return process.returncode
+        print(f"The run did not succeed: {status}", file=sys.stderr)
+        return 1
+
+    def last_run(self) -> RunStatus | None:
+        """The status of the run that was started last; None before the first run."""
+        runs = self._ask("list", CONNECTION)["runs"]
+        if not runs:
+            return None
+        return RunStatus.of(max(runs, key=lambda run: str(run["pending-at"])))
 
     def down(self, purge: bool = False) -> int:
-        """End every process of the federation and of its apps; returns their number. `purge` also
-        removes the folder.
+        """End every process of the federation and of its apps; returns their number. The messages
+        in the SuperLink's database are removed; `purge` removes the whole folder.
         """
         count = 0
         # The supervisor first, or it restarts the others; nodes before the SuperLink, so that they
@@ -255,6 +294,8 @@ class Federation:
             count += len(ending)
         if purge:
             shutil.rmtree(self.plan.folder)
+        else:
+            forget_messages(self.plan.folder / "superlink.db")
         return count
 
     def _start_supervisor(self) -> None:
@@ -270,7 +311,8 @@ class Federation:
             )
 
     def _wait_until_online(self, progress: Progress) -> None:
-        until, last_message = time.monotonic() + ONLINE_WITHIN, ""
+        seconds = ONLINE_WITHIN + ONLINE_EACH * len(self.plan.configs)
+        until, last_message = time.monotonic() + seconds, ""
         while time.monotonic() < until:
             supervised, state = self.supervised, self.state
             nodes, online = state.services[1:], set[str]()
@@ -296,7 +338,7 @@ class Federation:
             if not node.connected
         )
         raise FedcladeError(
-            f"{self.plan.folder}: some nodes are not online after {ONLINE_WITHIN:.0f} s ({absent})."
+            f"{self.plan.folder}: some nodes are not online after {seconds:.0f} s ({absent})."
             f" Logs: {self.plan.folder}/logs.",
             str(self.plan.folder),
         )
@@ -309,9 +351,9 @@ class Federation:
         )
 
     def _end_of_log(self, name: str) -> str:
-        lines = [
-            line.strip() for line in log_text(self.plan.log(name)).splitlines() if line.strip()
-        ]
+        log = self.plan.log(name)
+        text = log_text(log) if log.exists() else ""  # a node that was not started has none
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
         return " | ".join(lines[-3:]) or "(empty)"
 
     def _online(self) -> set[str]:
@@ -321,12 +363,16 @@ class Federation:
             if node["status"] == "online"
         }
 
-    def _final_status(self, run_id: str) -> str:
-        """The status of a finished run. It may change shortly after the log ends."""
+    def _final_status(self, run_id: str) -> RunStatus:
+        """The status of a run whose log has ended. It may change shortly after that, and a
+        SuperLink that has died is restarted by the supervisor.
+        """
+        status = RunStatus("unknown", "the SuperLink does not answer")
         for _ in range(10):
-            status = str(self._ask("list", CONNECTION, "--run-id", run_id)["runs"][0]["status"])
-            if status.startswith("finished"):
-                break
+            with suppress(FedcladeError):
+                status = RunStatus.of(self._ask("list", CONNECTION, "--run-id", run_id)["runs"][0])
+                if status.is_finished:
+                    break
             time.sleep(1)
         return status
 
@@ -449,6 +495,7 @@ def _config(index: int, nodes: int, own: str, home: Path) -> str:
         "num-partitions": str(nodes),
         "node-name": f'"node-{index}"',
         "home": f'"{home}"',
+        "any-app": "true",  # on one machine the apps are the user's own
     }
     pairs = re.findall(r"(\S+?)=('[^']*'|\"[^\"]*\"|\S+)", own)
     require(

@@ -39,6 +39,8 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Otherwise every run installs the app's dependencies again.
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    # Seconds until the SuperLink's executor asks again whether a ServerApp waits; Flower: 1.
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
 }
 HEALTHY_WITHIN = 60.0
 # For the SuperLink a dead node is online until two heartbeats of 30 s are missing. Until then it
@@ -112,13 +114,12 @@ class Plan:
             *security,
         ]
 
-    def node_command(
-        self, port: int, config: str, authority: Path | None, key: Path | None
-    ) -> list[str]:
+    def node_command(self, config: str, authority: Path | None, key: Path | None) -> list[str]:
         security = ["--root-certificates", str(authority)] if authority else ["--insecure"]
-        security += ["--auth-supernode-private-key", str(key)] if key else []
-        address = ["--superlink", f"{HOST}:{self.port}", "--host", HOST, "--port", str(port)]
-        return ["flower-supernode", *address, "--node-config", config, *security]
+        security += ["--key", str(key)] if key else []
+        address = ["--superlink", f"{HOST}:{self.port}"]
+        command = [sys.executable, "-m", "fedclade", "flower", "node"]
+        return [*command, *address, "--node-config", config, *security]
 
 
 @dataclass
@@ -202,9 +203,8 @@ class Supervisor:
             config = self.plan.configs[self.nodes.index(service)]
             # Each node has its own home: if two nodes unpacked an app into one folder, one could
             # read an incomplete app.
-            home, service.port = self.plan.folder / service.name, free_port()
+            home, service.port = self.plan.folder / service.name, None
             command = self.plan.node_command(
-                service.port,
                 config,
                 self.plan.authority,
                 self.plan.key(service.name) if self.plan.secure else None,
