@@ -120,9 +120,7 @@ def factories_of(method: type) -> frozenset[str]:
         for value in vars(sys.modules[name]).values()
     }
     modules |= {
-        name
-        for name in imported
-        if name.startswith("fedclade.methods._") and name in sys.modules
+        name for name in imported if name.startswith("fedclade.methods._") and name in sys.modules
     }
     used = {id(value) for name in modules for value in vars(sys.modules[name]).values()}
     own = {name for name, factory in PROGRAM_FACTORIES.items() if id(factory) in used}
