@@ -149,7 +149,7 @@ def candidates(differ: bool, groups: int | None, faint: bool) -> list[Candidate]
     one_model = [Candidate(FedAvg()), Candidate(FedAvg(), "auto"), Candidate(SCAFFOLD())]
     if not differ:
         return [*one_model, Candidate(Local()), Candidate(Clade())]
-    several = [
+    several: list[Method] = [
         Local(),
         CladeGroups(recluster_every=5 if faint else 0),
         Clade(),

@@ -19,4 +19,4 @@ def shorten_pull_waits() -> None:
         inflatable_utils.pull_objects,
         inflatable_utils.pull_and_inflate_object_from_tree,
     ):
-        pull.__kwdefaults__.update(_PULL_AGAIN)
+        pull.__kwdefaults__ = {**(pull.__kwdefaults__ or {}), **_PULL_AGAIN}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -13,7 +14,16 @@ from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 import fedclade as fc
 from fedclade.analysis.diagnose import Diagnosis, diagnose
 from fedclade.analysis.diagnose.diagnosis_text import NO_CLASSES
-from fedclade.analysis.diagnose.pilot_runs import held_out, until_flat, without_test
+from fedclade.analysis.diagnose.pilot_runs import (
+    Candidate,
+    held_out,
+    run_pilots,
+    until_flat,
+    without_test,
+)
+from fedclade.core.federation import Federation
+from fedclade.core.method_state import State
+from fedclade.core.pytree import Tree
 from fedclade.data import (
     Clients,
     Dirichlet,
@@ -28,6 +38,8 @@ from fedclade.data import (
 )
 from fedclade.data.partitioning.base import Scheme
 from fedclade.errors import InvalidInputError
+from fedclade.training.config import EngineConfig, LocalConfig, TrainingConfig
+from fedclade.training.runner import TrainingRun
 
 DIGITS = fc.data.load("digits")
 
@@ -154,13 +166,31 @@ def test_a_run_ends_when_its_score_is_flat() -> None:
     assert [stop(row) for row in rows] == [False, False, True]  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True)
+class Refuses(fc.FedAvg):
+    name: ClassVar[str] = "refuses"
+
+    def init(self, fed: Federation, params: Tree, key: int) -> State:
+        raise InvalidInputError("method.never: it fits no federation.", "method.never")
+
+
 def test_a_method_that_does_not_fit_is_left_out() -> None:
-    # SCAFFOLD's control variates are those of plain SGD.
-    clients = planted(Iid(), clients=4)
-    diagnosis = diagnose(clients, fc.models.MLP(8), device="cpu", momentum=0.9, probe_rounds=1)
-    names = [probe.method for probe in diagnosis.probes]
-    failed = diagnosis.about["not_measured"]
-    assert ("scaffold" in names) == (not failed)
+    clients = without_test(planted(Iid(), clients=4))
+    run = TrainingRun(
+        fc.FedAvg(),
+        clients,
+        fc.models.MLP(8),
+        LocalConfig(),
+        TrainingConfig(),
+        EngineConfig(),
+        "cpu",
+    )
+    pilots = run_pilots([Candidate(fc.FedAvg()), Candidate(Refuses())], clients, run, rounds=1)
+    assert [probe.method for probe in pilots.probes] == ["fedavg"]
+    assert pilots.failed == ("refuses (method.never)",)
+    with pytest.raises(InvalidInputError) as caught:
+        run_pilots([Candidate(Refuses())], clients, run, rounds=1)
+    assert caught.value.field == "method.never"
 
 
 def test_the_same_seed_gives_the_same_diagnosis_without_using_test_data(
