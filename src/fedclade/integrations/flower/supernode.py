@@ -24,13 +24,14 @@ from email.utils import parsedate_to_datetime
 from logging import ERROR, WARN
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import uvicorn
 from flwr.common.constant import Status, SubStatus
 from flwr.supercore import log
 from flwr.supercore.exit import add_exit_handler
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supernode import start_client_internal as flower_loop
 from flwr.supernode.cli.flower_supernode import _parse_supernode_lifespan_config
@@ -154,9 +155,7 @@ def _drop_incomplete_replies(state: InMemoryNodeState, run_id: int) -> None:
         if metadata.run_id == run_id and metadata.reply_to_message_id:
             contents = [
                 state.object_store.get(tree.object_id)
-                for tree in flower_loop.iterate_object_tree(
-                    state.object_store.get_object_tree(message_id)
-                )
+                for tree in iterate_object_tree(state.object_store.get_object_tree(message_id))
             ]
             if b"" in contents:
                 state.object_store.delete(message_id)
@@ -191,7 +190,7 @@ def run_node(arguments: Sequence[str], limits: ExecutorLimits) -> None:
     config = _parse_supernode_lifespan_config()
     store = ObjectStoreFactory()
     factory = NodeStateFactory(objectstore_factory=store)
-    state = factory.state()
+    state = cast(InMemoryNodeState, factory.state())
     secret = secrets.token_bytes(32)
     with tempfile.TemporaryDirectory(prefix="fedclade-node-") as folder:  # only the owner can enter
         path = Path(folder) / "api"
@@ -265,8 +264,11 @@ def _patch_loop(executor: ExecutorProcess) -> None:
             executor.notify()
         return run_id
 
-    flower_loop.time = SimpleNamespace(sleep=polling.sleep)
-    flower_loop._pull_and_store_message = pull_and_notify
+    for name, value in (
+        ("time", SimpleNamespace(sleep=polling.sleep)),
+        ("_pull_and_store_message", pull_and_notify),
+    ):
+        setattr(flower_loop, name, value)
 
 
 def _serve(app: Any, path: Path) -> uvicorn.Server:
