@@ -29,7 +29,7 @@ FEDERATIONS: dict[str, Scheme] = {
 }
 NAMES = (
     *("fedavg", "local", "fedavg_finetune", "ditto", "fedrep", "fedbabu", "fedala", "knn_per"),
-    "clade",
+    *("clade_groups", "clade"),
 )
 SETTINGS = {
     "rounds": 20,

@@ -179,7 +179,7 @@ TABLES: tuple[tuple[str, str, str, Callable[[Results], str]], ...] = (
     ("clade_groups", "groups", "clade_groups", clade_groups),
     ("clade", "rivals", "clade", lambda results: clade_rivals(results, ("digits",), True)),
     ("clade", "costs", "clade", clade_costs),
-    ("clade", "images", "clade", lambda results: clade_rivals(results, IMAGES, False)),
+    ("clade", "images", "clade", lambda results: clade_rivals(results, IMAGES, True)),
     ("flis", "beta", "flis_beta", flis_beta),
     ("baselines", "scaffold", "scaffold", scaffold),
     ("ifca", "starts", "ifca", ifca),
