@@ -20,9 +20,10 @@ from torch import nn
 import fedclade as fc
 from fedclade.clustering.class_shares import concentration
 from fedclade.core import LocalTraining
+from fedclade.core.federation import ClientResults
 from fedclade.core.functional_model import Objective
 from fedclade.data import Clients, from_arrays
-from fedclade.methods._candidates import CladeState, means_by_trunk
+from fedclade.methods._candidates import CladeState, compare_candidates, means_by_trunk
 from fedclade.methods.clade_groups import CladeGroupsState
 from fedclade.programs.class_prior import OFFSET
 
@@ -126,7 +127,9 @@ def opened() -> CladeState:
     """Groups 0 and 1 merged, each group alone, and all together. Clients 0 and 2 have one p(x)."""
     partitions = [torch.tensor(groups) for groups in ([0, 0, 1], [0, 1, 2], [0, 0, 0])]
     sizes, inputs = torch.tensor([1, 2, 4]), torch.tensor([0, 1, 0])
-    return CladeState.opened(sizes, groups_of_three(), partitions, inputs, torch.ones(1), math.inf)
+    return CladeState.opened(
+        sizes, groups_of_three(), partitions, inputs, torch.ones(1), math.inf, False
+    )
 
 
 def test_a_candidate_continues_from_its_largest_group_and_ties_models_of_one_p_x() -> None:
@@ -159,3 +162,57 @@ def test_a_late_client_gets_the_model_of_its_group_in_each_candidate() -> None:
     state = replace(state, group_ids=torch.tensor([0, 1, 2, 1])).served_by_first()
     assert state.cluster_ids.tolist() == [0, 0, 1, 0]
     assert state.with_candidates([2]).cluster_ids.tolist() == [0, 0, 0, 0]
+
+
+class Scored:
+    """A federation whose clients have 100 held-out samples; the scores are given."""
+
+    def __init__(self, *right: int) -> None:
+        self.right = list(right)
+
+    def map(self, *_: object, **__: object) -> ClientResults:
+        right = float(self.right.pop(0))
+        sums = {"score": right, "square": right, "examples": 100.0}
+        return ClientResults(
+            torch.arange(3), {}, {name: torch.tensor([value]) for name, value in sums.items()}
+        )
+
+
+# With 100 samples the standard error of a difference is about 5 points. The candidates have 2, 3
+# and 1 models.
+@pytest.mark.parametrize(
+    ("rounds", "grouped", "scores", "kept"),
+    [
+        (9, False, [], [2, 3, 1]),  # no comparison
+        (10, False, [90, 80, 70], [1, 2, 3]),  # none is five standard errors behind
+        (10, True, [90, 80, 70], [2, 3, 1]),
+        (10, False, [90, 90, 20], [2, 3]),
+        (20, False, [90, 90, 88], [1]),  # the fewest models
+        (20, True, [89, 90, 88], [2]),  # the first: the merged groups
+        (20, False, [80, 90, 70], [3]),  # the best, by more than a standard error
+        (20, True, [80, 90, 70], [3]),
+    ],
+)
+def test_which_candidates_remain(
+    rounds: int, grouped: bool, scores: list[int], kept: list[int]
+) -> None:
+    state = replace(opened(), rounds=torch.tensor(rounds), grouped=torch.tensor(grouped))
+    after = compare_candidates(Scored(*scores), state, ["trial"], 0)  # type: ignore[arg-type, list-item]
+    assert [len(set(candidate.tolist())) for candidate in after.candidates] == kept
+
+
+def test_a_candidate_counts_as_its_better_trial() -> None:
+    state = replace(opened(), rounds=torch.tensor(20))
+    # As they are, and after own epochs: one model for all gains most.
+    scores = Scored(85, 85, 86, 86, 50, 99)
+    after = compare_candidates(scores, state, ["as it is", "tuned"], 0)  # type: ignore[arg-type, list-item]
+    assert after.candidates.tolist() == [[0, 0, 0]]
+
+
+def test_without_held_out_samples_the_candidates_stay() -> None:
+    class Silent(Scored):
+        def map(self, *_: object, **__: object) -> ClientResults:
+            return ClientResults(torch.arange(0), {})
+
+    state = replace(opened(), rounds=torch.tensor(20))
+    assert len(compare_candidates(Silent(), state, ["trial"], 0).candidates) == 3  # type: ignore[arg-type, list-item]

@@ -25,7 +25,7 @@ from fedclade.methods.clade_groups import CladeGroupsState
 
 OPEN_ROUNDS = (10, 20)  # rounds of the candidates after which they are compared
 CLEARLY_WORSE = 5.0  # standard errors by which a candidate is worse that is dropped early
-ALMOST_EQUAL = 1.0  # standard errors within which the candidate with fewest models remains
+ALMOST_EQUAL = 1.0  # standard errors within which a simpler candidate remains
 MAX_SCORED = 1000  # clients that compare the candidates
 
 
@@ -40,6 +40,7 @@ class CladeState(CladeGroupsState):
     candidates: Tensor  # (candidates, groups) the row of `models` of each group
     trunk_ids: Tensor  # (models,) models with the same number share all layers but the last
     opened_in: Tensor  # () the round in which the candidates were made
+    grouped: Tensor  # () whether clients differ in groups, not each in its own way
     prior: Tensor  # (classes,) π, everybody's class shares
     kappa: Tensor  # () κ; infinite if clients' class shares differ by chance
 
@@ -52,6 +53,7 @@ class CladeState(CladeGroupsState):
         inputs: Tensor | None,
         prior: Tensor,
         kappa: float,
+        grouped: bool,
     ) -> Self:
         """The state with new candidates for the groups of `base`.
 
@@ -65,6 +67,7 @@ class CladeState(CladeGroupsState):
             inputs: (clients,) a number of p(x) for each client, or UNKNOWN; None if all agree.
             prior: π.
             kappa: κ.
+            grouped: whether clients differ in groups.
         """
         clients, groups = len(base.cluster_ids), len(base)
         known = torch.nonzero(base.cluster_ids != UNKNOWN).flatten()
@@ -93,6 +96,7 @@ class CladeState(CladeGroupsState):
             candidates=torch.stack(rows),
             trunk_ids=torch.unique(torch.cat(trunks), dim=0, return_inverse=True)[1],
             opened_in=base.rounds,
+            grouped=torch.tensor(grouped),
             prior=prior,
             kappa=torch.tensor(kappa),
         ).served_by_first()
@@ -175,8 +179,9 @@ def compare_candidates(
     """In rounds 10 and 20 of the candidates, drop candidates by their scores on held-out samples,
     pooled over clients.
 
-    At the last check the candidate with the fewest models remains of those within one standard
-    error of the best; before, candidates that are clearly worse are dropped.
+    At the last check one candidate remains of those within one standard error of the best: the
+    first one if the clients differ in groups, else the one with the fewest models. Before,
+    candidates that are clearly worse are dropped.
 
     Args:
         fed: the clients.
@@ -218,5 +223,6 @@ def compare_candidates(
         for number, score in enumerate(scores)
         if not scores[best] - score > allowed * math.sqrt(variances[best] + variances[number])
     ]
-    kept.sort(key=lambda number: (len(set(state.candidates[number].tolist())), -scores[number]))
+    if not bool(state.grouped):
+        kept.sort(key=lambda number: (len(set(state.candidates[number].tolist())), -scores[number]))
     return state.with_candidates(kept[:1] if is_last else kept)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedclade.aggregation.server_optimizer import update_models
+from fedclade.clustering.individuals import are_grouped
 from fedclade.core.batching import Part
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum, ServerOptimizer
 from fedclade.core.local_sgd import sgd
@@ -50,8 +51,10 @@ class Clade(CladeGroups):
     Three candidates are trained side by side: the merged groups, the groups of `CladeGroups`, and
     one model for all. In the meantime clients do not train on every fifth sample. After 10 and 20
     rounds the candidates are compared by the accuracy on these samples over all clients, as they
-    are and after five epochs of each client's own. Without groups there is nothing to decide. Then
-    it is FedAvg in each group, with Nesterov momentum on the server and the mean of the models over
+    are and after five epochs of each client's own. Of those within one standard error the merged
+    groups remain if the clients differ in groups, else the candidate with the fewest models; the
+    signatures' tree is compared with trees of individuals. Without groups there is nothing to
+    decide. Then it is FedAvg in each group, with Nesterov momentum on the server and the mean of the models over
     the rounds in use (`server.optimizer`, `server.serve`).
 
     Without class labels, or without a bias in the last linear layer, there is no class prior and no
@@ -116,7 +119,16 @@ class Clade(CladeGroups):
         groups = torch.arange(len(base))
         candidates = distinct(shares.merged, groups, torch.zeros_like(groups))
         inputs = self._input_groups(fed, base, key) if len(base) > 1 else None
-        return CladeState.opened(fed.sizes, base, candidates, inputs, shares.prior, shares.kappa)
+        known = base.cluster_ids != UNKNOWN
+        grouped = len(candidates) > 1 and are_grouped(
+            base.signature[known].numpy(),
+            fed.sizes[known].double().numpy(),
+            base.whitener.numpy(),
+            fold_in(key, "individuals"),
+        )
+        return CladeState.opened(
+            fed.sizes, base, candidates, inputs, shares.prior, shares.kappa, grouped
+        )
 
     def _input_groups(self, fed: Federation, base: CladeGroupsState, key: int) -> Tensor:
         """(clients,) groups of clients with the same p(x), or UNKNOWN."""
