@@ -190,7 +190,7 @@ def main() -> None:
         chosen = {federation: rivals(rows, federation) for federation in FEDERATIONS}
         write_results(args.out, {"about": environment_info(), "rivals": chosen, "rows": rows})
 
-    if not any(row["data"] == "digits" and row["seed"] in TUNED_ON for row in rows):
+    if not any(row["seed"] in TUNED_ON and row["method"] == "local" for row in rows):
         for row in read_results(OUT.with_name("all_methods.json"))["rows"]:
             if row["method"] not in ("clade", "fedgmcc") and row["seed"] in TUNED_ON:
                 rows.append({"data": "digits"} | row)
