@@ -76,7 +76,8 @@ class Diagnosis:
         about: data set, sizes, model and settings of the diagnosis.
         members: the clients and the most frequent classes of each group by name, if they have
             names.
-        spread: the clients' tree compared with trees of individuals; None with few clients or samples.
+        spread: the clients' tree compared with trees of individuals; None with few clients or
+            samples.
     """
 
     kinds: tuple[Kind, ...]
