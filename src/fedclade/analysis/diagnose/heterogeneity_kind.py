@@ -96,7 +96,9 @@ class Evidence:
         """
         given = self.inputs.share if self.classes == 1 else self.given_labels.share
         size = {"label skew": self.labels.share, "quantity skew": self.sizes, "iid": 0.0}
-        found = {kind: size.get(kind, given) for kind in kinds if kind != "target shift"}
+        found: dict[str, float] = {
+            kind: size.get(kind, given) for kind in kinds if kind != "target shift"
+        }
         return found | ({"quantity skew": self.sizes} if self.sizes_differ else {})
 
     def power(self) -> float:

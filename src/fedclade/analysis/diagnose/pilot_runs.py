@@ -149,14 +149,14 @@ def candidates(differ: bool, groups: int | None, faint: bool) -> list[Candidate]
     one_model = [Candidate(FedAvg()), Candidate(FedAvg(), "auto"), Candidate(SCAFFOLD())]
     if not differ:
         return [*one_model, Candidate(Local()), Candidate(Clade())]
-    several = [
+    several: list[Method] = [
         Local(),
         CladeGroups(recluster_every=5 if faint else 0),
         Clade(),
         IFCA(clusters=groups or DEFAULT_CLUSTERS),
         CFL(),
     ]
-    return [*one_model, *map(Candidate, several)]
+    return [*one_model, *(Candidate(method) for method in several)]
 
 
 def run_pilots(
