@@ -56,7 +56,9 @@ def accuracy(federation: Federation, clients: Clients, name: str, seed: int) -> 
         threads=1,
         personal=fc.PersonalConfig("auto") if name == LAYER else None,
     )
-    return float(result.summary["accuracy"])
+    value = result.summary["accuracy"]
+    assert value is not None
+    return value
 
 
 def advice(federation: Federation, clients: Clients, seed: int) -> Row:

@@ -245,6 +245,7 @@ def diagnose_run(run: TrainingRun, probe_rounds: int) -> Diagnosis:
         kinds,
         (
             confidence(evidence, statistics, rng, grouping.group)
+            * _individuals_are_sure(kinds, evidence, spread)
             if kinds != ("target shift",)
             else (grouping.agree * CLUSTERINGS + 1) / (CLUSTERINGS + 2)
         ),
@@ -276,6 +277,16 @@ def _kinds(evidence: Evidence, grouping: Grouping, spread: Spread | None) -> tup
         in_groups |= spread.is_grouped
     shift: Kind = "feature shift in groups" if in_groups else "feature shift of individuals"
     return tuple(shift if kind == "feature shift" else kind for kind in kinds)
+
+
+def _individuals_are_sure(
+    kinds: tuple[Kind, ...], evidence: Evidence, spread: Spread | None
+) -> float:
+    """A factor of the confidence: whether groups would have been seen where none were."""
+    if "feature shift of individuals" not in kinds:
+        return 1.0
+    power = 0.0 if spread is None or evidence.is_mixture else spread.power
+    return (1 + power) / 2
 
 
 def _number(grouping: Grouping) -> int | None:

@@ -141,8 +141,10 @@ def _advice(diagnosis: Diagnosis) -> str:
         return text
     if (advice.method, advice.layer) != ("fedavg", None):
         text += f" {_gain(diagnosis, advice.gain, advice.gain_stderr)}"
-    if advice.sure is not None:
+    if advice.sure is not None and advice.sure >= 0.5:
         text += f" The next best is behind with a probability of {100 * advice.sure:.0f} %."
+    elif advice.sure is not None:
+        text += " It is simpler than the best, and not clearly worse."
     if advice.rivals:
         text += f" Not clearly worse: {'; '.join(advice.rivals)}."
     tried = any(probe.method in CLUSTERED for probe in diagnosis.probes)

@@ -156,7 +156,7 @@ def candidates(differ: bool, groups: int | None, faint: bool) -> list[Candidate]
         IFCA(clusters=groups or DEFAULT_CLUSTERS),
         CFL(),
     ]
-    return [*one_model, *map(Candidate, several)]
+    return [*one_model, *(Candidate(method) for method in several)]
 
 
 def run_pilots(

@@ -24,6 +24,7 @@ Array = NDArray[np.float64]
 NUMBERS = 128  # of a signature
 DEGREES_PER_NUMBER = 8  # to whiten it well
 DRAWS, FEWEST, MOST = 40, 8, 300  # trees of individuals; clients of a tree
+GROUPS = 4  # of the trees that measure the power
 BY_CHANCE = 0.2  # groups if fewer of the trees of individuals have a wider step
 
 
@@ -36,12 +37,14 @@ class Spread:
         typical: the median of trees of individuals.
         largest: the maximum of trees of individuals.
         p: how often individuals have as wide a step.
+        power: how often groups with the same covariance between clients would count as groups.
     """
 
     step: float
     typical: float
     largest: float
     p: float
+    power: float = 1.0
 
     @property
     def is_grouped(self) -> bool:
@@ -96,13 +99,21 @@ def spread_of(z: Array, n: Array, rng: np.random.Generator) -> Spread:
     """
     step = widest_step(weighted_ward(z, n))
     directions, variances = between_clients(z, n)
-    steps = np.empty(DRAWS)
-    for draw in range(DRAWS):
-        noise = rng.normal(size=z.shape) / np.sqrt(n)[:, None]
-        own = rng.normal(size=(len(z), len(variances))) * np.sqrt(variances)
-        steps[draw] = widest_step(weighted_ward(own @ directions.T + noise, n))
+
+    def steps_of(own: NDArray[np.int64], rng: np.random.Generator) -> Array:
+        """The widest steps of random trees in which clients with the same number are alike."""
+        steps = np.empty(DRAWS)
+        for draw in range(DRAWS):
+            noise = rng.normal(size=z.shape) / np.sqrt(n)[:, None]
+            center = rng.normal(size=(int(own.max()) + 1, len(variances))) * np.sqrt(variances)
+            steps[draw] = widest_step(weighted_ward(center[own] @ directions.T + noise, n))
+        return steps
+
+    steps = steps_of(np.arange(len(z)), rng)
+    grouped = steps_of(np.arange(len(z)) % GROUPS, rng.spawn(1)[0])
     p = float((1 + (steps >= step).sum()) / (1 + DRAWS))
-    return Spread(step, float(np.median(steps)), float(steps.max()), p)
+    power = float((grouped > np.quantile(steps, 1 - BY_CHANCE)).mean())
+    return Spread(step, float(np.median(steps)), float(steps.max()), p, power)
 
 
 def between_clients(z: Array, n: Array) -> tuple[Array, Array]:
