@@ -34,7 +34,7 @@ from fedclade.training.runner import TrainingRun
 CLASSES = 3
 LR = 0.005
 SIZES = (8, 6, 8, 7)
-METHODS = {"fedavg": fc.FedAvg, "clade": fc.Clade, "scaffold": fc.SCAFFOLD}
+METHODS = {"fedavg": fc.FedAvg, "clade_groups": fc.CladeGroups, "scaffold": fc.SCAFFOLD}
 # Operators that a wheel of torchvision describes at import but lacks if it was built for another
 # torch. None of these models uses them.
 OPERATORS = (

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
 from fedclade.clustering.linkage import LinkageMatrix, cut_ratio, micro_clusters, weighted_ward
 
@@ -209,11 +208,12 @@ def assign_new(
 
 def _centers(z: Array, size: Array, labels: Labels, groups: int) -> tuple[Array, Array]:
     """The mean (groups, e) and the size (groups,) of each group; 0 of an empty one."""
-    share = (
-        np.eye(groups)[labels] * size[:, None]
-        if len(z) <= EXACT_UP_TO
-        else csr_array((size, labels, np.arange(len(z) + 1)), shape=(len(z), groups))
-    )
+    if len(z) <= EXACT_UP_TO:
+        share = np.eye(groups)[labels] * size[:, None]
+    else:
+        from scipy.sparse import csr_array  # a node's process imports no scipy
+
+        share = csr_array((size, labels, np.arange(len(z) + 1)), shape=(len(z), groups))
     weight = np.asarray(share.sum(0))
     return share.T @ z / np.maximum(weight, 1e-12)[:, None], weight
 

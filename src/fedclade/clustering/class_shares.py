@@ -70,13 +70,13 @@ def merge_by_class_means(
     """
     rng, groups = np.random.default_rng(seed), len(counts)
     runs = _RUNS_FEW if groups < _MANY_GROUPS else _RUNS_MANY
-    noise_top = max(
+    null_top = max(
         _merges(counts, rng.normal(size=sums.shape) * np.sqrt(counts)[:, :, None])[1].max()
         for _ in range(runs)
     )
     merges, costs = _merges(counts, sums @ whitener)
     labels = np.arange(groups)
-    allowed = np.maximum.accumulate(costs) <= noise_ratio * noise_top
+    allowed = np.maximum.accumulate(costs) <= noise_ratio * null_top
     for (a, b), is_allowed in zip(merges, allowed, strict=True):
         if is_allowed:
             labels[labels == b] = a

@@ -6,8 +6,6 @@ covariance between clients, which have no groups.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,40 +18,24 @@ FEWEST = 8  # clients
 _LEAST_EIGENVALUE = 2e-3
 
 
-@dataclass(frozen=True)
-class Spread:
-    """The widest step of the tree: the largest ratio of successive merge heights.
-
-    Attributes:
-        step: of the clients.
-        typical: the median of trees of individuals.
-        largest: the maximum of trees of individuals.
-        p: how often individuals have as wide a step.
-    """
-
-    step: float
-    typical: float
-    largest: float
-    p: float
-
-
-def spread_of(z: Array, n: Array, rng: np.random.Generator) -> Spread:
-    """Compare the tree of these clients with trees of individuals.
+def random_steps(z: Array, n: Array, own: NDArray[np.int64], rng: np.random.Generator) -> Array:
+    """(DRAWS,) the widest steps of trees of random clients, with the same covariance between
+    clients.
 
     Args:
         z: (M, d) the clients' means, in units of the sampling noise at n = 1.
         n: (M,) the sizes.
-        rng: draws the individuals.
+        own: (M,) a number for each client; clients with the same number are alike, so 0 … M - 1 are
+            individuals.
+        rng: draws the clients.
     """
-    step = widest_step(weighted_ward(z, n))
     directions, variances = between_clients(z, n)
     steps = np.empty(DRAWS)
     for draw in range(DRAWS):
         noise = rng.normal(size=z.shape) / np.sqrt(n)[:, None]
-        own = rng.normal(size=(len(z), len(variances))) * np.sqrt(variances)
-        steps[draw] = widest_step(weighted_ward(own @ directions.T + noise, n))
-    p = float((1 + (steps >= step).sum()) / (1 + DRAWS))
-    return Spread(step, float(np.median(steps)), float(steps.max()), p)
+        center = rng.normal(size=(int(own.max()) + 1, len(variances))) * np.sqrt(variances)
+        steps[draw] = widest_step(weighted_ward(center[own] @ directions.T + noise, n))
+    return steps
 
 
 def are_grouped(mean: Array, n: Array, whitener: Array, seed: int) -> bool:
@@ -76,8 +58,8 @@ def are_grouped(mean: Array, n: Array, whitener: Array, seed: int) -> bool:
     if used.sum() < 2:
         return False
     z = mean[chosen] @ (vectors[:, used] / np.sqrt(values[used]))
-    spread = spread_of(z, n[chosen], rng)
-    return spread.step > spread.largest
+    steps = random_steps(z, n[chosen], np.arange(len(z)), rng)
+    return widest_step(weighted_ward(z, n[chosen])) > float(steps.max())
 
 
 def between_clients(z: Array, n: Array) -> tuple[Array, Array]:

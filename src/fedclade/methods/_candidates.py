@@ -146,10 +146,11 @@ def means_by_trunk(state: CladeState, sums: Tree, weights: Tensor, head: Sequenc
         state: the state with the models and their trunks.
         sums: (models, …) Σ_k n_k w_k over the clients of each model; empty if no client replied.
         weights: (models,) Σ_k n_k.
-        head: the names of the last layer's parameters.
+        head: the names of the last layer's parameters; if there are none, because it is frozen, no
+            layer is shared.
     """
     trunk = state.trunk_ids
-    if int(trunk.max()) + 1 == len(state) or not sums:
+    if not head or int(trunk.max()) + 1 == len(state) or not sums:
         return weighted_mean(sums, weights, fallback=state.models)
     first = torch.stack(
         [torch.nonzero(trunk == number)[0, 0] for number in range(int(trunk.max()) + 1)]

@@ -17,6 +17,7 @@ from fedclade.core.functional_model import Objective
 from fedclade.core.method_state import UNKNOWN
 from fedclade.core.pytree import Tree
 from fedclade.core.rng import fold_in
+from fedclade.errors import InvalidInputError
 from fedclade.methods.base import is_classification
 from fedclade.methods.clade_groups import CladeGroupsState
 from fedclade.programs.class_prior import class_statistics, keep_class_offset
@@ -43,8 +44,16 @@ def class_bias(objective: Objective) -> str:
     """The name of the bias of the last linear layer; "" if the model cannot have a class prior."""
     if not is_classification(objective):
         return ""
-    names = (name for name in objective.head_param_names() if name.endswith("bias"))
+    names = (name for name in head_names(objective) if name.endswith("bias"))
     return next((name for name in names if name in objective.trained), "")
+
+
+def head_names(objective: Objective) -> tuple[str, ...]:
+    """The names of the last linear layer's parameters; none if it is frozen."""
+    try:
+        return objective.head_param_names()
+    except InvalidInputError:
+        return ()
 
 
 def learn_class_shares(

@@ -20,7 +20,12 @@ from fedclade.core.pytree import Tree, tree_map
 from fedclade.core.rng import fold_in
 from fedclade.errors import require
 from fedclade.methods._candidates import CladeState, compare_candidates, distinct, means_by_trunk
-from fedclade.methods._class_prior import class_bias, keep_offsets, learn_class_shares
+from fedclade.methods._class_prior import (
+    class_bias,
+    head_names,
+    keep_offsets,
+    learn_class_shares,
+)
 from fedclade.methods.base import LayerName, Needs
 from fedclade.methods.clade_groups import CladeGroups, CladeGroupsState
 from fedclade.programs.class_prior import (
@@ -54,8 +59,8 @@ class Clade(CladeGroups):
     are and after five epochs of each client's own. Of those within one standard error the merged
     groups remain if the clients differ in groups, else the candidate with the fewest models; the
     signatures' tree is compared with trees of individuals. Without groups there is nothing to
-    decide. Then it is FedAvg in each group, with Nesterov momentum on the server and the mean of the models over
-    the rounds in use (`server.optimizer`, `server.serve`).
+    decide. Then it is FedAvg in each group, with Nesterov momentum on the server and the mean of
+    the models over the rounds in use (`server.optimizer`, `server.serve`).
 
     Without class labels, or without a bias in the last linear layer, there is no class prior and no
     merging.
@@ -167,7 +172,7 @@ class Clade(CladeGroups):
             if replies.sums:
                 sums = tree_map(torch.add, sums, replies.sums) if sums else replies.sums
                 weights = weights + replies.total_weight.cpu()
-        head = self.local.objective.head_param_names()
+        head = head_names(self.local.objective)
         state = update_models(fed, state, means_by_trunk(state, sums, weights, head))
         if state.is_open:
             return compare_candidates(fed, state, self._trials(state), key)

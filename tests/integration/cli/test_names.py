@@ -24,7 +24,7 @@ probe = 0
 [model]
 name = "logistic"
 [method]
-name = "clade"
+name = "clade_groups"
 [run]
 rounds = 2
 clients_per_round = 1.0

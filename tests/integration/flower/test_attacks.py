@@ -464,6 +464,7 @@ def train_message() -> Message:
             "data": digest(),
             "transaction_id": "t-0",
             "call": 0,
+            "round": 1,
             "committed": [],
             "retained": "",
             "has_client_state": False,
@@ -473,7 +474,7 @@ def train_message() -> Message:
 
 
 def evaluate_message() -> Message:
-    request = {"split": "test", "metrics": ["accuracy"], "finetune": None}
+    request = {"split": "test", "metrics": ["accuracy"], "finetune": None, "is_served": True}
     message = train_message()
     added = {"kind": "evaluate", "requests": [request], "deliver": None}
     return replace(message, header={**message.header, **added})
@@ -589,11 +590,19 @@ ON_NODE: dict[str, tuple[NodePolicy, Message]] = {
             evaluate_message(), requests=evaluate_message().header["requests"] * 1000
         ),
         "unknown metric": with_header(
-            evaluate_message(), requests=[{"split": "test", "metrics": ["x"], "finetune": None}]
+            evaluate_message(),
+            requests=[{"split": "test", "metrics": ["x"], "finetune": None, "is_served": True}],
         ),
         "evaluation with an unknown program": with_header(
             evaluate_message(),
-            requests=[{"split": "test", "metrics": [], "finetune": {"make": "x", "with": {}}}],
+            requests=[
+                {
+                    "split": "test",
+                    "metrics": [],
+                    "finetune": {"make": "x", "with": {}},
+                    "is_served": True,
+                }
+            ],
         ),
     }.items()
 } | {

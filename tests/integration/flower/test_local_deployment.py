@@ -319,10 +319,11 @@ def test_a_different_federation_is_not_overwritten(tmp_path: Path) -> None:
 def test_the_configuration_of_a_node_can_be_extended_and_replaced() -> None:
     assert (
         deployment._config(1, 4, "", Path("/fed/node-1"))
-        == 'partition-id=1 num-partitions=4 node-name="node-1" home="/fed/node-1"'
+        == 'partition-id=1 num-partitions=4 node-name="node-1" home="/fed/node-1" any-app=true'
     )
     config = deployment._config(1, 4, 'node-name="St Mary" ward=7', Path("/fed/node-1"))
-    assert config == 'partition-id=1 num-partitions=4 node-name="St Mary" home="/fed/node-1" ward=7'
+    expected = 'partition-id=1 num-partitions=4 node-name="St Mary" home="/fed/node-1"'
+    assert config == f"{expected} any-app=true ward=7"
 
 
 @pytest.mark.parametrize("command", [["status"], ["run", "app"]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedclade.clustering.individuals import are_grouped, between_clients, spread_of, widest_step
+from fedclade.clustering.individuals import are_grouped, between_clients, widest_step
 
 WHITE = np.eye(16)
 
@@ -67,5 +67,3 @@ def test_the_widest_step_by_hand() -> None:
     # Points 0, 1, 10 and 11 with n = 1: merges at 1/2 twice, then at 100.
     tree_step = widest_step(np.array([[0, 1, 0.5, 2], [2, 3, 0.5, 2], [4, 5, 100.0, 4]]))
     assert tree_step == 200.0
-    z = np.array([[0.0], [1.0], [10.0], [11.0]])
-    assert spread_of(z, np.ones(4), np.random.default_rng(0)).step == pytest.approx(200.0)

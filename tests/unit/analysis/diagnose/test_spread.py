@@ -7,7 +7,8 @@ import pytest
 
 import fedclade as fc
 from fedclade.analysis.diagnose import diagnose
-from fedclade.analysis.diagnose.spread import between_clients, spread_of, widest_step
+from fedclade.analysis.diagnose.spread import spread_of
+from fedclade.clustering.individuals import between_clients, widest_step
 from fedclade.clustering.linkage import weighted_ward
 from fedclade.data import Clients, from_arrays
 
