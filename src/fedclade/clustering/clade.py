@@ -14,6 +14,7 @@ samples is then Σ + v/n · I. Unlike sampling noise alone, it depends on the cl
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -209,7 +210,7 @@ def assign_new(
 def _centers(z: Array, size: Array, labels: Labels, groups: int) -> tuple[Array, Array]:
     """The mean (groups, e) and the size (groups,) of each group; 0 of an empty one."""
     if len(z) <= EXACT_UP_TO:
-        share = np.eye(groups)[labels] * size[:, None]
+        share: Any = np.eye(groups)[labels] * size[:, None]
     else:
         from scipy.sparse import csr_array  # a node's process imports no scipy
 
