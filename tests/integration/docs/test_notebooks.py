@@ -20,7 +20,7 @@ TOOL: dict[str, Any] = runpy.run_path(str(ROOT / "tools" / "docs" / "notebooks.p
 NOTEBOOKS: list[Path] = TOOL["NOTEBOOKS"]
 RESULTS = {
     "newcomer": ["groups found: 5", "(ARI, 1 is perfect): 1.00", "40 of 40 clients gain, 0 lose"],
-    "researcher": ["clade     ", "over 3 seeds, ARI 1.00", "quick version"],
+    "researcher": ["clade_groups  ", "over 3 seeds, ARI 1.00", "quick version"],
     "engineer": ["(2, 1)", "equal bit for bit: True", "group-1/model.safetensors"],
 }
 TABLE = " method  accuracy %   s\n ────\n fedavg  62.27 ± 2.56  0.2 \n"

@@ -93,9 +93,10 @@ GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/methods/flt.md": pictures,
     **{
         f"docs/methods/{name}.md": digits
-        for name in ("clade", "cfl", "flis", "fedgmcc", "fedsem", "pca_hc")
+        for name in ("clade", "clade_groups", "cfl", "flis", "fedgmcc", "fedsem", "pca_hc")
     },
     "docs/diagnosis.md": digits,
+    "docs/personal.md": digits,
 }
 
 

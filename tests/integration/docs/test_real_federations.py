@@ -10,7 +10,7 @@ from fedclade.reproduce.studies.hospitals import EXPECTED_PAIRS
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "real_federations.md").read_text()
 COLUMNS = ("Cleveland", "Hungary", "Switzerland", "Long Beach", "mean of the hospitals")
-ROWS = ("Pooled", "Local", "FedAvg", "FedAvg, lr 0.01", "Clade", "Clade, lr 0.01")
+ROWS = ("Pooled", "Local", "FedAvg", "FedAvg, lr 0.01", "CladeGroups", "CladeGroups, lr 0.01")
 
 
 def cells() -> dict[tuple[str, str], Cell]:
@@ -33,12 +33,12 @@ def accuracy_lines() -> list[str]:
 
 def group_lines() -> list[str]:
     found = cells()
-    assert set(found["Clade", "another pair in one group"].values) == {0.0}
+    assert set(found["CladeGroups", "another pair in one group"].values) == {0.0}
     lines = []
     for seed in range(5):
         groups = []
         for first, second in EXPECTED_PAIRS:
-            together = found["Clade", f"{first} and {second} in one group"].values[seed]
+            together = found["CladeGroups", f"{first} and {second} in one group"].values[seed]
             groups += [f"{{{first}, {second}}}"] if together else [f"{{{first}}}", f"{{{second}}}"]
         lines.append(f"| {seed} | {', '.join(groups)} |")
     return lines
