@@ -85,7 +85,7 @@ class Background:
 def test_each_client_ends_with_its_own_groups_model(
     federation: Federation, app: Path, tmp_path: Path
 ) -> None:
-    assert federation.run(app, settings(tmp_path, "clade", 3)) == 0
+    assert federation.run(app, settings(tmp_path, "clade_groups", 3)) == 0
     run = tmp_path / "run-1"
     assert json.loads((run / "summary.json").read_text())["clients"] == 2 * NODES
     assert [row["failures"] for row in history(run)] == [[], [], []]
@@ -307,7 +307,7 @@ def test_a_node_that_comes_late_is_admitted_and_gets_its_groups_model(
     os.kill(late, signal.SIGSTOP)
     try:
         given = settings(
-            tmp_path, "clade", 25, federation__nodes=NODES - 1, federation__deadline=60.0
+            tmp_path, "clade_groups", 25, federation__nodes=NODES - 1, federation__deadline=60.0
         )
         going = Background(federation, app, given)
         run = tmp_path / "run-1"
