@@ -15,13 +15,12 @@ from fedclade.core.functional_model import Objective
 from fedclade.core.inputs import Inputs
 from fedclade.core.local_sgd import chain_training, sgd
 from fedclade.core.local_training_config import LocalTraining
-from fedclade.core.losses import bce, cross_entropy
+from fedclade.core.losses import bce
 from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree
-from fedclade.core.torch_loss import TorchLoss
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.errors import require, require_int
-from fedclade.methods.base import LayerName, Method
+from fedclade.methods.base import LayerName, Method, is_classification
 from fedclade.programs.client_slots import SLOTS, empty_slots
 from fedclade.programs.nearest_neighbors import NEIGHBORS, SCALE, NearestNeighbors
 from fedclade.programs.personal_layer import (
@@ -234,8 +233,6 @@ def layer_of(
 
 def _measure(objective: Objective, clients: ClientMetadata) -> Measure:
     """How samples are scored in this task."""
-    loss = objective.example_loss
-    is_torch = isinstance(loss, TorchLoss) and isinstance(loss.module, nn.CrossEntropyLoss)
-    if clients.classes is not None and (loss is cross_entropy or is_torch):
+    if clients.classes is not None and is_classification(objective):
         return "classes" if clients.y.ndim == 1 else "accuracy"
-    return "label_accuracy" if loss is bce else "loss"
+    return "label_accuracy" if objective.example_loss is bce else "loss"
