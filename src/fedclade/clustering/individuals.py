@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedclade.clustering.linkage import LinkageMatrix, weighted_ward
+from fedclade.clustering.linkage import LinkageMatrix, step_ratios, weighted_ward
 
 Array = NDArray[np.float64]
 DRAWS, MOST = 40, 300  # trees of individuals; clients of a tree
@@ -81,7 +81,4 @@ def between_clients(z: Array, n: Array) -> tuple[Array, Array]:
 
 def widest_step(tree: LinkageMatrix) -> float:
     """The largest ratio of successive merge heights in the upper half of the tree."""
-    heights = tree[:, 2]
-    down = np.maximum(heights[::-1], 1e-12 * max(float(heights[-1]), 1e-300))
-    ratios = (down[:-1] / down[1:])[: max(1, (len(heights) + 1) // 2)]
-    return float(ratios.max())
+    return float(step_ratios(tree, max(1, (len(tree) + 1) // 2)).max())

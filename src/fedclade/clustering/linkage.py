@@ -248,12 +248,24 @@ def cut_ratio(tree: LinkageMatrix, num_ratios: int | None = None) -> NDArray[np.
     require(num_ratios >= 1, "num_ratios", num_ratios, "must be 1 or more")
     if len(heights) < 2 or heights[-1] <= 0:
         return _labels(tree, len(heights))
-    down = np.maximum(heights[::-1], 1e-12 * heights[-1])
-    ratio = (down[:-1] / down[1:])[:num_ratios]
+    ratio = step_ratios(tree, num_ratios)
     if ratio.max() <= 1 + ROUNDING:
         return _labels(tree, len(heights))
     widest = int(np.argmax(ratio >= ratio.max() * (1 - ROUNDING)))
     return cut_number(tree, widest + 2)
+
+
+def step_ratios(tree: LinkageMatrix, num_ratios: int) -> NDArray[np.float64]:
+    """The ratios between successive merge heights, from the top. Heights below 1e-12 of the top are
+    raised to that.
+
+    Args:
+        tree: the linkage matrix.
+        num_ratios: how many ratios.
+    """
+    heights = _heights(tree)
+    down = np.maximum(heights[::-1], 1e-12 * max(float(heights[-1]), 1e-300))
+    return np.asarray((down[:-1] / down[1:])[:num_ratios])
 
 
 def _heights(tree: LinkageMatrix) -> NDArray[np.float64]:
