@@ -86,9 +86,7 @@ class CladeState(CladeGroupsState):
             rows.append(candidate + sum(len(group) for group in parents))
             trunks.append(torch.stack([torch.full_like(kind, number), kind, old_trunks[parent]], 1))
             parents.append(parent)
-        of_base = {f.name: getattr(base, f.name) for f in fields(CladeGroupsState)}
-        parent = torch.cat(parents)
-        at_parents = CladeGroupsState(**of_base).at_rows(parent)
+        at_parents = base.at_rows(torch.cat(parents))
         of_base = {f.name: getattr(at_parents, f.name) for f in fields(CladeGroupsState)}
         return cls(
             **of_base,
