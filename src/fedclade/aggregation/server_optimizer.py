@@ -32,7 +32,7 @@ from fedclade.errors import InvalidInputError
 S = TypeVar("S", bound=State)
 
 MOMENTUM, BETA2, TAU = 0.9, 0.99, 1e-3
-NESTEROV_MOMENTUM = 0.7  # measured, see docs/experiments.md
+NESTEROV_MOMENTUM = 0.7  # chosen with a prototype of Clade on digits, seeds 0 to 2
 LR: dict[ServerOptimizer, float] = {  # measured, see docs/experiments.md
     "fedavg": 1.0,
     "fedavgm": 1.0,
