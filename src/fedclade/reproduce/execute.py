@@ -168,12 +168,19 @@ def _entry(table: Table, row: Row, column: Column, data: str, seed: int, quick: 
 
 
 def _chosen(option: str, known: Sequence[str], names: Sequence[str]) -> Sequence[str]:
-    for name in names:
+    """The names that are chosen. A name may have commas, at which the command line divides it."""
+    chosen, rest = [], list(names)
+    while rest:
+        ends = range(len(rest), 0, -1)
+        name, end = next(
+            ((name, end) for end in ends if (name := ", ".join(rest[:end])) in known), (rest[0], 1)
+        )
         if name not in known:
             raise InvalidInputError(
                 f"{option} {name}: not in this table.{nearest(name, known)}", option
             )
-    return names or known
+        chosen, rest = [*chosen, name], rest[end:]
+    return chosen or known
 
 
 def _is_available(name: str, root: str | None) -> bool:
