@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         FLISHC,
         FLT,
         IFCA,
+        PACFL,
         PCAHC,
         SCAFFOLD,
         Clade,
@@ -83,6 +84,7 @@ __all__ = [
     "FLISHC",
     "FLT",
     "IFCA",
+    "PACFL",
     "PCAHC",
     "SCAFFOLD",
     "Clade",
@@ -157,7 +159,7 @@ _MODULES = {
     "fedclade.methods": (
         "APFL CFL FLISDC FLISHC FLT IFCA PCAHC SCAFFOLD Clade CladeGroups Ditto FedALA FedAvg "
         "FedAvgFineTune FedBABU FedBN FedEM FedGMCC FedNova FedPer FedProx FedRep FedSEM KNNPer "
-        "LGFedAvg Local Method Oracle PerFedAvg"
+        "LGFedAvg Local Method Oracle PerFedAvg PACFL"
     ),
     "fedclade.models.transformers": "LoRA",
     "fedclade.registry": "register",

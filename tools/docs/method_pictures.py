@@ -217,6 +217,14 @@ PICTURES: dict[str, tuple[str, list[tuple[Glyph, str, str]]]] = {
             (BY_GROUP, "3. Related clients share", "the mean of the related models"),
         ],
     ),
+    "pacfl": (
+        "PACFL: angles between the data of clients",
+        [
+            (axes, "1. A client's singular vectors", "the first p of its samples"),
+            (tree("β"), "2. Angles between subspaces", "merges below β degrees"),
+            (BY_GROUP, "3. FedAvg in each group", ""),
+        ],
+    ),
     "cfl": (
         "CFL: split if updates contradict each other",
         [

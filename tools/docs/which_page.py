@@ -57,6 +57,7 @@ TITLES = {
     "fedsem": "FedSEM",
     "pca_hc": "PCA+kM+HC",
     "flt": "FLT",
+    "pacfl": "PACFL",
     "cfl": "CFL",
     "flis_dc": "FLIS-DC",
     "flis_hc": "FLIS-HC",
@@ -66,7 +67,7 @@ TITLES = {
     "oracle": "true groups",
 }
 GROUPING = (
-    *("ifca", "fedsem", "pca_hc", "flt", "cfl", "flis_dc", "flis_hc", "fedgmcc"),
+    *("ifca", "fedsem", "pca_hc", "flt", "pacfl", "cfl", "flis_dc", "flis_hc", "fedgmcc"),
     *("clade_groups", "clade"),
 )
 

@@ -117,6 +117,23 @@ def one_tensor(x: Inputs, what: str, field: str) -> Tensor:
     return x
 
 
+def flat_numbers(x: Inputs, method: str) -> Tensor:
+    """Inputs as vectors of numbers: (n, d). `InvalidInputError` if they are not numbers.
+
+    Args:
+        x: the inputs.
+        method: the method that needs them, such as "pca_hc".
+    """
+    x = one_tensor(x, f"method {method}", "method.name")
+    if not x.is_floating_point():
+        raise InvalidInputError(
+            f"data: inputs of type {x.dtype} (tokens) have no principal components. Use another"
+            f" method than {method}.",
+            "data",
+        )
+    return x.flatten(1)
+
+
 def to_tree(x: Inputs) -> tuple[InputsKind, Tree]:
     """The kind of the inputs, and their tensors by name."""
     if isinstance(x, Tensor):

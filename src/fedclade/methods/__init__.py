@@ -25,6 +25,7 @@ from fedclade.methods.knn_per import KNNPer
 from fedclade.methods.lg_fedavg import LGFedAvg
 from fedclade.methods.local import Local
 from fedclade.methods.oracle import Oracle
+from fedclade.methods.pacfl import PACFL
 from fedclade.methods.pca_hc import PCAHC
 from fedclade.methods.per_fedavg import PerFedAvg
 from fedclade.methods.scaffold import SCAFFOLD
@@ -32,7 +33,7 @@ from fedclade.methods.scaffold import SCAFFOLD
 _ALL: tuple[type[Method], ...] = (
     *(FedAvg, Local, FedProx, FedNova, SCAFFOLD, LGFedAvg, PerFedAvg, IFCA, FedSEM, PCAHC),
     *(FedAvgFineTune, FedPer, FedRep, FedBABU, FedBN, Ditto, APFL, FedALA, KNNPer, FedEM),
-    *(FLT, CFL, FLISDC, FLISHC, FedGMCC, CladeGroups, Clade, Oracle),
+    *(FLT, PACFL, CFL, FLISDC, FLISHC, FedGMCC, CladeGroups, Clade, Oracle),
 )
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
@@ -44,6 +45,7 @@ __all__ = [
     "FLT",
     "IFCA",
     "METHODS",
+    "PACFL",
     "PCAHC",
     "SCAFFOLD",
     "Clade",

@@ -12,6 +12,7 @@ from fedclade.clustering.flt import nearest_signature
 from fedclade.clustering.linkage import cut_number, linkage
 from fedclade.clustering.set_distances import MAX_MATCHING_POINTS, distances
 from fedclade.core.federation import Federation
+from fedclade.core.inputs import flat_numbers
 from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.pytree import Tree, stack, tree_index
@@ -20,7 +21,7 @@ from fedclade.methods._data_centroids_state import CentroidState
 from fedclade.methods.base import Groups, Method, Needs, check_choices
 from fedclade.methods.fedavg import fedavg_round
 from fedclade.methods.required_context import NeedsProbe
-from fedclade.programs.pca_centroid_signature import flat, pca_basis, pca_signature
+from fedclade.programs.pca_centroid_signature import pca_basis, pca_signature
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class PCAHC(NeedsProbe, Method[PCAHCState]):
                 " PCAHC(probe=array).",
                 "method.basis",
             )
-        return pca_basis(flat(self.probe), self.components)
+        return pca_basis(flat_numbers(self.probe, self.name), self.components)
 
     def round(self, fed: Federation, state: PCAHCState, cohort: Tensor, key: int) -> PCAHCState:
         return fedavg_round(fed, sgd(self.local), state, cohort, key)

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Batch
-from fedclade.core.inputs import Inputs, one_tensor
+from fedclade.core.inputs import flat_numbers
 from fedclade.core.pca import principal_axes
 from fedclade.core.program import Program
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree
-from fedclade.errors import InvalidInputError
 from fedclade.programs.encoder_signature import signature
 
 
@@ -30,18 +29,6 @@ def pca_basis(x: Tensor, components: int) -> Tree:
     # A direction without variance is rounding noise: its axis would be arbitrary.
     varies = values > values.max() * max(x.shape) * torch.finfo(torch.float32).eps
     return {"mean": mean.float(), "axes": torch.where(varies[:, None], axes, 0.0).float()}
-
-
-def flat(x: Inputs) -> Tensor:
-    """Inputs as vectors of numbers: (n, d)."""
-    x = one_tensor(x, "method pca_hc", "method.name")
-    if not x.is_floating_point():
-        raise InvalidInputError(
-            f"data: inputs of type {x.dtype} (tokens) have no principal components. Use another"
-            " method than pca_hc.",
-            "data",
-        )
-    return x.flatten(1)
 
 
 @serializable_program
@@ -60,7 +47,9 @@ def pca_signature(k: int, components: int) -> Program:
     plain = cast(Program, signature(Encoder(nn.Flatten()), k))
 
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        return plain.step(broadcast, const, carry, batch._replace(x=flat(batch.x)))
+        return plain.step(
+            broadcast, const, carry, batch._replace(x=flat_numbers(batch.x, "pca_hc"))
+        )
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree | None]:
         x = carry["codes"].float()

@@ -21,7 +21,10 @@ from fedclade.registry import REGISTRY
 
 X = torch.randn(6, 24, 5, generator=torch.Generator().manual_seed(0))
 Y = ((X[..., 0] > 0).long() + 2 * (X[..., 4] > 0)) % 3
-NEED_ONE_TENSOR = {"flt": "method.name", "pca_hc": "method.name", "fedgmcc": "input_shape"}
+NEED_ONE_TENSOR = {
+    **dict.fromkeys(("flt", "pacfl", "pca_hc"), "method.name"),
+    "fedgmcc": "input_shape",
+}
 
 
 class Whole(nn.Module):

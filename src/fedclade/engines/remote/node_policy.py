@@ -19,6 +19,7 @@ from fedclade.io import atomic
 
 _SIGNATURE_MODULES = (
     "programs.class_prior.class_statistics",
+    "programs.data_subspace.",
     "programs.encoder_signature.",
     "programs.gradient_signature.",
     "programs.pca_centroid_signature.",
