@@ -169,7 +169,8 @@ def _entry(table: Table, row: Row, column: Column, data: str, seed: int, quick: 
 
 def _chosen(option: str, known: Sequence[str], names: Sequence[str]) -> Sequence[str]:
     """The names that are chosen. A name may have commas, at which the command line divides it."""
-    chosen, rest = [], list(names)
+    chosen: list[str] = []
+    rest = list(names)
     while rest:
         ends = range(len(rest), 0, -1)
         name, end = next(
