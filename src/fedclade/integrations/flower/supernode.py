@@ -161,6 +161,47 @@ def _drop_incomplete_replies(state: InMemoryNodeState, run_id: int) -> None:
                 state.object_store.delete(message_id)
 
 
+@dataclass(frozen=True)
+class Received:
+    """The tasks and messages of a SuperNode at one time.
+
+    Args:
+        tasks: the ids of unfinished tasks.
+        messages: the ids of messages, without replies.
+    """
+
+    tasks: frozenset[int]
+    messages: frozenset[str]
+
+    @staticmethod
+    def by(state: InMemoryNodeState) -> Received:
+        """What a SuperNode has now."""
+        return Received(
+            frozenset(task.task_id for task in state.get_tasks(statuses=UNFINISHED)),
+            frozenset(
+                name
+                for name, entry in list(state.msg_store.items())
+                if not entry.message.metadata.reply_to_message_id
+            ),
+        )
+
+
+def drop_unreceived(state: InMemoryNodeState, before: Received) -> None:
+    """Drop a message whose run ended while its content was received. Flower keeps it and its task,
+    and the executor would wait for the content, and later messages for the executor.
+
+    Args:
+        state: the state of the SuperNode.
+        before: what it had before the message came.
+    """
+    now = Received.by(state)
+    for task in now.tasks - before.tasks:
+        state.finish_task(task, SubStatus.FAILED, "the run ended")
+    for message in now.messages - before.messages:
+        state.delete_messages(message_ids=[message])
+        state.object_store.delete(message)
+
+
 class Polling:
     """The waits of Flower's loop, which are fixed there: `sleep(3)` while no message waits, and
     `sleep(0.5)` for the answer of the executor. Flower's loop calls `time.sleep`, and this object
@@ -258,8 +299,11 @@ def _patch_loop(executor: ExecutorProcess) -> None:
     polling, pull = Polling(), flower_loop._pull_and_store_message
 
     def pull_and_notify(**arguments: Any) -> int | None:
+        before = Received.by(executor.state)
         run_id = pull(**arguments)
-        if run_id is not None:
+        if run_id is None:
+            drop_unreceived(executor.state, before)
+        else:
             polling.last_message = time.monotonic()
             executor.notify()
         return run_id

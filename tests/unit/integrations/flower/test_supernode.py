@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedclade[flower]'")
 
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode, Status, SubStatus
-from flwr.supercore.inflatable.inflatable_object import get_object_tree
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
@@ -21,7 +21,9 @@ from fedclade.integrations.flower.supernode import (
     LONGEST_POLL,
     SHORTEST_POLL,
     Polling,
+    Received,
     clock_offset,
+    drop_unreceived,
     fail_unfinished_tasks,
 )
 
@@ -55,15 +57,21 @@ def state() -> InMemoryNodeState:
     return InMemoryNodeState(ObjectStoreFactory().store())
 
 
-def message(**reply: Any) -> Message:
+def message(**given: Any) -> Message:
     """A message as a SuperNode stores it."""
     from flwr.app.message import make_message
     from flwr.app.metadata import Metadata
 
-    metadata = Metadata(RUN, "", 1, 2, reply.get("to", ""), "", time.time(), 3600.0, "query")
-    found = make_message(metadata=metadata, content=RecordDict())
+    metadata = Metadata(RUN, "", 1, 2, given.get("to", ""), "", time.time(), 3600.0, "query")
+    content = RecordDict({"note": ConfigRecord({"text": given.get("text", "")})})
+    found = make_message(metadata=metadata, content=content)
     found.metadata.__dict__["_message_id"] = found.object_id
     return found
+
+
+def contents_of(stored: Message) -> dict[str, bytes]:
+    """The objects of a message, as they are transferred."""
+    return {name: value.deflate() for name, value in get_all_nested_objects(stored).items()}
 
 
 def test_the_message_of_a_lost_executor_is_answered_at_once(state: InMemoryNodeState) -> None:
@@ -99,3 +107,29 @@ def test_a_reply_that_was_announced_but_not_pushed_is_dropped(state: InMemoryNod
     assert state.object_store.get(reply.object_id) == b""
     fail_unfinished_tasks(state, "killed")
     assert state.object_store.get(reply.object_id) is None
+
+
+def test_a_message_whose_run_ended_while_it_came_is_dropped(state: InMemoryNodeState) -> None:
+    """Else the executor would wait for its content forever, and the next run for the executor."""
+    whole = message()
+    state.store_message(whole)
+    state.object_store.preregister(RUN, get_object_tree(whole))
+    for name, value in contents_of(whole).items():
+        state.object_store.put(name, value)
+    task = state.create_task("flwr-clientapp", RUN, "hash")
+    assert task is not None
+    before = Received.by(state)
+    assert before == Received(frozenset({task}), frozenset({whole.metadata.message_id}))
+
+    partial = message(text="only announced")
+    late = state.create_task("flwr-clientapp", RUN, "hash")
+    assert late is not None
+    state.object_store.preregister(RUN, get_object_tree(partial))
+    state.store_message(partial)
+    drop_unreceived(state, before)
+
+    assert Received.by(state) == before
+    (finished,) = state.get_tasks(task_ids=[late])
+    assert finished.status.sub_status == SubStatus.FAILED
+    assert state.object_store.get(partial.object_id) is None
+    assert state.object_store.get(whole.object_id) == contents_of(whole)[whole.object_id]
