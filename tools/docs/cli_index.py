@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 
-from fedclade.cli.list import INDEX, build_index
+from fedclade.cli.index import INDEX, build_index
 
 
 def main() -> None:

@@ -79,17 +79,24 @@ def plan(tables: dict[str, Table], methods: Sequence[str], sets: Sequence[str]) 
     return experiments
 
 
-def runs(experiments: Sequence[Experiment], seeds: int) -> list[Experiment]:
-    """Every experiment with every seed, on clients that are the same for all experiments."""
-    if seeds > 1 and len({base.run.seed for base in experiments}) > 1:
+def runs(experiments: Sequence[Experiment], seeds: int | Sequence[int] = 1) -> list[Experiment]:
+    """Every experiment with every seed, on clients that are the same for all experiments.
+
+    Args:
+        experiments: an experiment for each row of the table.
+        seeds: the number of seeds, the first of which is that of the experiment; or the seeds.
+    """
+    if seeds != 1 and len({base.run.seed for base in experiments}) > 1:
         raise InvalidInputError(
-            f"--seeds {seeds}: run.seed lists seeds already. Use one of the two.", "--seeds"
+            f"--seeds {seeds if isinstance(seeds, int) else ','.join(map(str, seeds))}: run.seed"
+            " lists seeds already. Use one of the two.",
+            "--seeds",
         )
-    planned = [
-        replace(base, run=replace(base.run, seed=base.run.seed + seed))
-        for seed in range(seeds)
-        for base in experiment_file.with_common_probe(experiments)
-    ]
+    planned = []
+    for number in range(seeds) if isinstance(seeds, int) else range(len(seeds)):
+        for base in experiment_file.with_common_probe(experiments):
+            seed = base.run.seed + number if isinstance(seeds, int) else seeds[number]
+            planned.append(replace(base, run=replace(base.run, seed=seed)))
     labels = [experiment.label for experiment in planned]
     for label in labels:
         if labels.count(label) > 1:

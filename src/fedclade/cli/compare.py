@@ -8,22 +8,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedclade.cli.completion import methods as method_names
 from fedclade.cli.console import out_console, print_out
 from fedclade.cli.options import (
     DataRootOption,
     DeviceOption,
+    EpochsOption,
     ExperimentArgument,
     ImportOption,
     LiveOption,
+    LrOption,
     OutOption,
     PortOption,
     QuietOption,
     ReportOption,
     ResumeOption,
+    RoundsOption,
     SetOption,
     TrackOption,
     comma_separated,
     import_all,
+    parse_seeds,
+    with_shortcuts,
 )
 from fedclade.cli.progress import reading
 from fedclade.cli.result_tables import show_comparison
@@ -37,12 +43,24 @@ if TYPE_CHECKING:
 
 def compare(
     experiment: ExperimentArgument,
-    methods: Annotated[str, typer.Option(help="Comma-separated methods, such as fedavg,local.")],
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated methods, such as fedavg,local.", autocompletion=method_names
+        ),
+    ],
     seeds: Annotated[
-        int,
-        typer.Option(min=1, help="Number of seeds, starting at the seed of the experiment."),
-    ] = 1,
+        str,
+        typer.Option(
+            metavar="N|LIST",
+            help="Number of seeds, starting at the seed of the experiment; or the seeds themselves,"
+            " such as 101,102 or 0-4.",
+        ),
+    ] = "1",
     sets: SetOption = None,
+    lr: LrOption = None,
+    rounds: RoundsOption = None,
+    epochs: EpochsOption = None,
     device: DeviceOption = "auto",
     out: OutOption = None,
     resume: ResumeOption = False,
@@ -60,15 +78,18 @@ def compare(
     --set METHOD.KEY=VALUE.
     """
     output = RunOutput(quiet, live, port, track, report)
+    settings = with_shortcuts(sets, lr=lr, rounds=rounds, epochs=epochs)
+    chosen_seeds = parse_seeds(seeds)
     import_all(imports)
     from fedclade.analysis import comparison_runs
     from fedclade.training import experiment_file
 
     experiments = comparison_runs.plan(
-        experiment_file.read(experiment), comma_separated(methods), sets or []
+        experiment_file.read(experiment), comma_separated(methods), settings
     )
     folder = output_folder(out, resume, "comparison", f"{Path(experiment).stem}-compare")
-    run_all(comparison_runs.runs(experiments, seeds), folder, resume, output, device, data_root)
+    planned = comparison_runs.runs(experiments, chosen_seeds)
+    run_all(planned, folder, resume, output, device, data_root)
 
 
 def run_all(

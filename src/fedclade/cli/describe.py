@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedclade.cli.completion import described
 from fedclade.cli.console import out_console, print_out
 from fedclade.cli.options import ImportOption, import_all
 from fedclade.errors import InvalidInputError, nearest
@@ -21,7 +22,9 @@ def describe(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="A method, partition, model or data set (fedclade list …)."
+            metavar="NAME",
+            help="A method, partition, model or data set (fedclade list …).",
+            autocompletion=described,
         ),
     ],
     imports: ImportOption = None,

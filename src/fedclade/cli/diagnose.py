@@ -15,11 +15,14 @@ from fedclade.cli.console import new_folder, out_console, print_out
 from fedclade.cli.options import (
     DataRootOption,
     DeviceOption,
+    EpochsOption,
     ExperimentArgument,
     ImportOption,
+    LrOption,
     OutOption,
     SetOption,
     import_all,
+    with_shortcuts,
 )
 from fedclade.cli.progress import reading
 from fedclade.errors import InvalidInputError
@@ -39,6 +42,8 @@ _ROWS = {
 def diagnose(
     experiment: ExperimentArgument,
     sets: SetOption = None,
+    lr: LrOption = None,
+    epochs: EpochsOption = None,
     probe_rounds: Annotated[
         int, typer.Option(min=0, help="Most rounds of a method's pilot run; 0 for no pilot runs.")
     ] = 60,
@@ -52,12 +57,13 @@ def diagnose(
 
     Also finds the groups of clients. Does not use test data.
     """
+    settings = with_shortcuts(sets, lr=lr, epochs=epochs)
     import_all(imports)
     from fedclade.analysis.diagnose.api import diagnose_run
     from fedclade.io.atomic import write_text
     from fedclade.training import experiment_file
 
-    tables = experiment_file.apply(experiment_file.read(experiment), sets or [])
+    tables = experiment_file.apply(experiment_file.read(experiment), settings)
     # The diagnosis recommends the method, so the file need not name one.
     chosen = experiment_file.experiment({"method": {"name": "fedavg"}} | tables)
     folder = out or new_folder(f"{Path(experiment).stem}-diagnosis")

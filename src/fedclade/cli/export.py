@@ -8,12 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from fedclade.cli.console import print_err, print_out
-from fedclade.cli.options import ImportOption, OutOption, QuietOption, comma_separated, import_all
+from fedclade.cli.options import ImportOption, QuietOption, comma_separated, import_all
 
 
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a finished run.")],
-    out: OutOption = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the models (default: export in DIR).")
+    ] = None,
     formats: Annotated[
         str, typer.Option("--format", help="safetensors, onnx, or both, comma-separated.")
     ] = "safetensors,onnx",

@@ -224,7 +224,7 @@ def run(
         print_err(
             "the log is no longer shown, but the run continues. 'fedclade flower down' stops it."
         )
-        raise typer.Exit(130) from None
+        raise SystemExit(130) from None
     raise typer.Exit(code)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import warnings
-from typing import Annotated, NoReturn, TextIO
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 import typer.core
@@ -17,6 +18,7 @@ from fedclade.cli.describe import describe
 from fedclade.cli.diagnose import diagnose
 from fedclade.cli.export import export
 from fedclade.cli.flower import flower_app
+from fedclade.cli.index import read_index
 from fedclade.cli.init import init
 from fedclade.cli.list import list_
 from fedclade.cli.predict import predict
@@ -30,6 +32,7 @@ from fedclade.errors import FedcladeError, FedcladeWarning
 # Plain help: drawing boxes with rich doubles the time of --help. rich_markup_mode=None is not
 # enough: typer 0.20 escapes brackets for rich in every mode.
 typer.core.HAS_RICH = False
+_INTERRUPTED = 130  # the exit code after Ctrl-C
 app = typer.Typer(
     name="fedclade",
     help=(
@@ -38,7 +41,7 @@ app = typer.Typer(
     ),
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -77,7 +80,9 @@ def main() -> None:
     warnings.showwarning = _show_warning
     try:
         # click returns the code of a typer.Exit; some versions raise the exception instead.
-        code = app(standalone_mode=False)
+        code = app(prog_name="fedclade", standalone_mode=False)
+        if code == _INTERRUPTED:  # typer turns KeyboardInterrupt into an exit
+            print_err("stopped.")
     except typer.Exit as stop:
         code = stop.exit_code
     except FedcladeError as error:
@@ -86,13 +91,11 @@ def main() -> None:
         _fail(f"{error.filename or 'disk'}: cannot be read or written ({error.strerror or error}).")
     except (KeyboardInterrupt, typer.Abort):
         print_err("stopped.")
-        raise SystemExit(130) from None
+        raise SystemExit(_INTERRUPTED) from None
     except Exception as error:
         # An error of click about an option; typer does not export the class.
         if hasattr(error, "format_message"):
-            # Both click and typer add the suggestion.
-            message, *suggestions = error.format_message().split(" Did you mean ")
-            _fail(" Did you mean ".join([message, *suggestions[:1]]))
+            _fail(_about_option(error))
         from fedclade.engines.oom import is_out_of_memory
 
         if is_out_of_memory(error):
@@ -104,6 +107,27 @@ def main() -> None:
         raise  # a defect of fedclade keeps its traceback
     if code:
         raise SystemExit(code)
+
+
+def _about_option(error: Any) -> str:
+    """The message of click about an option. Instead of an unknown option it suggests the one that
+    is closest to it, or the setting of that name.
+    """
+    context, unknown = error.ctx, getattr(error, "option_name", None)
+    if unknown is None or context is None:
+        # Both click and typer add the suggestion.
+        message, *suggestions = error.format_message().split(" Did you mean ")
+        return " Did you mean ".join([message, *suggestions[:1]])
+    options = [option for entry in context.command.params for option in entry.opts]
+    known = {option: option for option in [*options, "--help"] if option.startswith("--")}
+    if "--set" in known:
+        # Of settings with the same last part, that of the run or of local training is meant.
+        for key in sorted(read_index()["settings"], key=lambda key: key[:3] not in ("run", "loc")):
+            option = f"--{key.rpartition('.')[2].replace('_', '-')}"
+            known.setdefault(option, f"--set {key}=…")
+    close = difflib.get_close_matches(unknown.replace("_", "-"), known, n=1, cutoff=0.75)
+    hint = f"Did you mean '{known[close[0]]}'?" if close else f"See {context.command_path} --help."
+    return f"No such option '{unknown}'. {hint}"
 
 
 def _show_warning(

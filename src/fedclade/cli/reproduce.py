@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedclade.cli.console import new_folder, out_console, print_err, print_name_table, print_out
-from fedclade.cli.list import read_index
+from fedclade.cli.index import read_index
 from fedclade.cli.options import (
     DataRootOption,
     DeviceOption,

@@ -12,9 +12,12 @@ from fedclade.cli.options import (
     DataRootOption,
     DeviceOption,
     EngineOption,
+    EpochsOption,
     ExperimentArgument,
     ImportOption,
     LiveOption,
+    LrOption,
+    MethodOption,
     NodesOption,
     OutOption,
     PortOption,
@@ -22,9 +25,11 @@ from fedclade.cli.options import (
     QuietOption,
     ReportOption,
     ResumeOption,
+    RoundsOption,
     SetOption,
     TrackOption,
     import_all,
+    with_shortcuts,
 )
 from fedclade.cli.progress import reading
 from fedclade.cli.result_tables import show_result
@@ -37,6 +42,10 @@ _DEFAULT_NODES = 4
 def run(
     experiment: ExperimentArgument,
     sets: SetOption = None,
+    method: MethodOption = None,
+    lr: LrOption = None,
+    rounds: RoundsOption = None,
+    epochs: EpochsOption = None,
     device: DeviceOption = "auto",
     out: OutOption = None,
     resume: ResumeOption = False,
@@ -56,6 +65,7 @@ def run(
     If a --set has several values, run every combination and show a table.
     """
     output = RunOutput(quiet, live, port, track, report)
+    settings = with_shortcuts(sets, method=method, lr=lr, rounds=rounds, epochs=epochs)
     import_all(imports)
     if engine not in ("simulator", "flower"):
         raise InvalidInputError(f"--engine {engine}: must be simulator or flower.", "--engine")
@@ -66,7 +76,7 @@ def run(
     from fedclade.training import experiment_file
 
     tables = experiment_file.read(experiment)
-    if sweep_grid.is_sweep(sets or []):
+    if sweep_grid.is_sweep(settings):
         if engine == "flower" or profile:
             option = "--profile" if profile else "--engine"
             raise InvalidInputError(
@@ -75,13 +85,12 @@ def run(
                 option,
             )
         folder = output_folder(out, resume, "sweep", f"{Path(experiment).stem}-sweep")
-        planned = comparison_runs.runs(sweep_grid.expand(tables, sets or []), 1)
+        planned = comparison_runs.runs(sweep_grid.expand(tables, settings), 1)
         run_all(planned, folder, resume, output, device, data_root)
         return
-    tables = experiment_file.apply(tables, sets or [])
+    tables = experiment_file.apply(tables, settings)
     chosen = experiment_file.experiment(tables)
-    method, rounds = chosen.method.name, chosen.run.rounds
-    folder = output_folder(out, resume, "run", f"{Path(experiment).stem}-{method}")
+    folder = output_folder(out, resume, "run", f"{Path(experiment).stem}-{chosen.method.name}")
     if resume and not RunDirectory(folder).holds_run():
         print_err(f"{folder} contains no run yet; starting a new one.")
     RunDirectory.open(folder, resume)
@@ -91,7 +100,7 @@ def run(
         if clients.probe is not None and not quiet:
             print_out(clients.sizes_in_words)
         training_run = replace(chosen.to_run(clients, device), profile=profile)
-        with output.on_round(method, rounds, folder) as on_round:
+        with output.on_round(chosen.method.name, chosen.run.rounds, folder) as on_round:
             if engine == "flower":
                 result = _flower_simulation().simulate(
                     tables,

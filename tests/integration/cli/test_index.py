@@ -12,7 +12,7 @@ import typer
 
 from fedclade.analysis.diagnose.api import PROBE_ROUNDS
 from fedclade.analysis.export import FORMATS
-from fedclade.cli.list import build_index, read_index
+from fedclade.cli.index import build_index, read_index
 from fedclade.cli.main import app
 from fedclade.data.datasets import CACHE
 from fedclade.training.encoders import CODE

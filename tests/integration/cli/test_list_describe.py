@@ -151,7 +151,7 @@ def test_a_method_without_declarations_gives_no_traceback(
     ("arguments", "parts"),
     [
         (["list", "method"], ["method", "'methods'"]),
-        (["list", "things"], ["things", "methods", "presets"]),
+        (["list", "zoo"], ["zoo", "methods", "presets"]),
         (["list"], ["methods|datasets"]),
         (["describe", "fedvag"], ["'fedvag'", "'fedavg'"]),
         (["describe", "zzz"], ["'zzz'", "fedavg", "local"]),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,8 @@ def fedclade(
         (["list", "methds"], 2),
         (["reproduce"], 0),
         (["lst"], 2),
+        (["list", "settings"], 0),
+        (["run", "quickstart", "--momentum", "0.9"], 2),
         (["run", "quickstart", "--sett", "a=1"], 2),
         (["run"], 2),
         (["run", "quickstart", "--port", "8000"], 2),
@@ -85,6 +89,66 @@ def test_help_names_and_mistakes_need_no_heavy_imports(
     *_, imported = done.stderr.splitlines()
     assert (done.returncode, imported) == (code, "imported:")
     assert bool(done.stdout) == (code == 0)
+
+
+# Sends Ctrl-C to this process when it starts to import the module that the first argument names.
+INTERRUPTED = """
+import os, signal, sys, importlib.abc
+module = sys.argv.pop(1)
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from fedclade.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("typer", ["run", "quickstart"]),
+        ("fedclade.cli.reproduce", ["run", "quickstart"]),
+        ("torch", ["run", "quickstart"]),
+        ("sklearn.datasets", ["run", "quickstart"]),
+        ("fedclade.analysis.diagnose.pilot_runs", ["diagnose", "quickstart"]),
+        ("fedclade.data.dataset_catalog", ["data", "list"]),
+    ],
+)
+def test_ctrl_c_at_the_start_leaves_one_line(
+    module: str, arguments: list[str], tmp_path: Path
+) -> None:
+    done = fedclade(tmp_path, module, *arguments, launcher=("-c", INTERRUPTED))
+    # Python may end itself by the signal; a shell shows 130 for both.
+    assert done.returncode in (130, -signal.SIGINT)
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith(("fedclade: stopped.", "fedclade: interrupted; continue with"))
+
+
+def test_ctrl_c_in_a_run_says_how_to_continue(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    arguments = ("--set", "run.rounds=1000000", "--set", "partition.clients=6", "-q")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedclade", "run", "quickstart", *arguments, "--out", str(folder)],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    history = folder / "rounds.jsonl"
+    while process.poll() is None and not (history.exists() and history.read_text()):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (130, "")
+    *_, last = err.splitlines()
+    assert last.startswith("fedclade: interrupted; continue with the same command and --out")
+    assert "Traceback" not in err
+    assert list((folder / "checkpoint").iterdir())
 
 
 def test_version(tmp_path: Path) -> None:
