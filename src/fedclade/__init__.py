@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         FedAvgFineTune,
         FedBABU,
         FedBN,
+        FedDBE,
         FedEM,
         FedGMCC,
         FedNova,
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
         Method,
         Oracle,
         PerFedAvg,
+        PFedGraph,
     )
     from fedclade.models.transformers import LoRA
     from fedclade.registry import register
@@ -95,6 +97,7 @@ __all__ = [
     "FedAvgFineTune",
     "FedBABU",
     "FedBN",
+    "FedDBE",
     "FedEM",
     "FedGMCC",
     "FedNova",
@@ -112,6 +115,7 @@ __all__ = [
     "LocalConfig",
     "Method",
     "Oracle",
+    "PFedGraph",
     "PerFedAvg",
     "PersonalConfig",
     "Result",
@@ -159,7 +163,7 @@ _MODULES = {
     "fedclade.methods": (
         "APFL CFL FLISDC FLISHC FLT IFCA PCAHC SCAFFOLD Clade CladeGroups Ditto FedALA FedAvg "
         "FedAvgFineTune FedBABU FedBN FedEM FedGMCC FedNova FedPer FedProx FedRep FedSEM KNNPer "
-        "LGFedAvg Local Method Oracle PerFedAvg PACFL"
+        "LGFedAvg Local Method Oracle PerFedAvg PACFL PFedGraph FedDBE"
     ),
     "fedclade.models.transformers": "LoRA",
     "fedclade.registry": "register",

@@ -20,6 +20,7 @@ from fedclade import (
     FedALA,
     FedAvgFineTune,
     FedBABU,
+    FedDBE,
     FedEM,
     FedGMCC,
     FedRep,
@@ -28,6 +29,7 @@ from fedclade import (
     LGFedAvg,
     Method,
     PerFedAvg,
+    PFedGraph,
 )
 from fedclade.conformance import CHECKS, ENGINES, Check, MethodUnderTest, NotApplicableError
 from fedclade.conformance.method_run import EngineName
@@ -58,6 +60,8 @@ CASES: dict[str, Callable[[], Method]] = {
     "fedrep, no tuning": lambda: FedRep(head_epochs=1, final_head_epochs=0, weights="examples"),
     "ditto, given": lambda: Ditto(lam=0.5, weights="clients"),
     "apfl, outputs": lambda: APFL(mix="outputs"),
+    "feddbe, regularized": lambda: FedDBE(offset="outputs", kappa=0.5),
+    "pfedgraph, mixture": lambda: PFedGraph(use="mixture"),
     "fedala, two layers": lambda: FedALA(top_layers=("fc1", "fc2"), first_passes=2),
 }
 

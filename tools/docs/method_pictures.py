@@ -156,6 +156,13 @@ PICTURES: dict[str, tuple[str, list[tuple[Glyph, str, str]]]] = {
             ),
         ],
     ),
+    "feddbe": (
+        "FedDBE: a shared model and an offset for each client",
+        [
+            (UP, "1. The model is averaged", "as in FedAvg"),
+            (own_heads, "2. Each client adds u_i", "to the inputs of the last layer"),
+        ],
+    ),
     "knn_per": (
         "kNN-Per: one model and a client's nearest samples",
         [
@@ -223,6 +230,14 @@ PICTURES: dict[str, tuple[str, list[tuple[Glyph, str, str]]]] = {
             (axes, "1. A client's singular vectors", "the first p of its samples"),
             (tree("β"), "2. Angles between subspaces", "merges below β degrees"),
             (BY_GROUP, "3. FedAvg in each group", ""),
+        ],
+    ),
+    "pfedgraph": (
+        "pFedGraph: a weighted mean for each client",
+        [
+            (UP, "1. Clients train and send", "each its own model"),
+            (lambda: matrix(True), "2. Cosines of the updates", "and shares for each client"),
+            (personal, "3. Each gets its own mean", "of all models, by its shares"),
         ],
     ),
     "cfl": (

@@ -11,6 +11,7 @@ from fedclade.methods.fedavg import FedAvg
 from fedclade.methods.fedavg_finetune import FedAvgFineTune
 from fedclade.methods.fedbabu import FedBABU
 from fedclade.methods.fedbn import FedBN
+from fedclade.methods.feddbe import FedDBE
 from fedclade.methods.fedem import FedEM
 from fedclade.methods.fedgmcc import FedGMCC
 from fedclade.methods.fednova import FedNova
@@ -28,11 +29,13 @@ from fedclade.methods.oracle import Oracle
 from fedclade.methods.pacfl import PACFL
 from fedclade.methods.pca_hc import PCAHC
 from fedclade.methods.per_fedavg import PerFedAvg
+from fedclade.methods.pfedgraph import PFedGraph
 from fedclade.methods.scaffold import SCAFFOLD
 
 _ALL: tuple[type[Method], ...] = (
     *(FedAvg, Local, FedProx, FedNova, SCAFFOLD, LGFedAvg, PerFedAvg, IFCA, FedSEM, PCAHC),
-    *(FedAvgFineTune, FedPer, FedRep, FedBABU, FedBN, Ditto, APFL, FedALA, KNNPer, FedEM),
+    *(FedAvgFineTune, FedPer, FedRep, FedBABU, FedBN, Ditto, APFL, FedALA, FedDBE),
+    *(KNNPer, FedEM, PFedGraph),
     *(FLT, PACFL, CFL, FLISDC, FLISHC, FedGMCC, CladeGroups, Clade, Oracle),
 )
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
@@ -56,6 +59,7 @@ __all__ = [
     "FedAvgFineTune",
     "FedBABU",
     "FedBN",
+    "FedDBE",
     "FedEM",
     "FedGMCC",
     "FedNova",
@@ -68,5 +72,6 @@ __all__ = [
     "Local",
     "Method",
     "Oracle",
+    "PFedGraph",
     "PerFedAvg",
 ]

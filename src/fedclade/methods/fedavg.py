@@ -26,9 +26,10 @@ def fedavg_round(
     key: int,
     local_params: tuple[str, ...] = (),
     weights: Literal["examples", "clients"] = "examples",
+    constants: Tree | None = None,
 ) -> S:
     """The state after `fedavg_step`."""
-    return fedavg_step(fed, train, state, cohort, key, local_params, weights)[0]
+    return fedavg_step(fed, train, state, cohort, key, local_params, weights, constants)[0]
 
 
 def fedavg_step(
@@ -39,6 +40,7 @@ def fedavg_step(
     key: int,
     local_params: tuple[str, ...] = (),
     weights: Literal["examples", "clients"] = "examples",
+    constants: Tree | None = None,
 ) -> tuple[S, Tensor]:
     """One round of FedAvg inside each cluster: the new model of a cluster is the mean of its
     clients' trained weights, or what the server's optimizer makes of it.
@@ -51,16 +53,22 @@ def fedavg_step(
         key: the randomness of the round.
         local_params: names of parameters that are in the clients' state instead of the models.
         weights: "examples" weights clients by their examples, "clients" all alike.
+        constants: (1, …) tensors that each client receives in addition to its model, by name. They
+            are the same for all clusters.
 
     Returns:
         The state after the round, and the ids of the clients that replied.
     """
     clusters = state.cluster_ids[cohort]
     sizes = fed.sizes[cohort]
+    same = {
+        name: value.expand(len(state), *value.shape[1:])
+        for name, value in (constants or {}).items()
+    }
     results = fed.map(
         train,
         cohort,
-        per_client=ModelAssignment(state.models, clusters, local_params),
+        per_client=ModelAssignment(state.models | same, clusters, local_params),
         key=key,
         reduce=SegmentSum(
             segment_ids=clusters,
