@@ -295,7 +295,8 @@ def test_a_client_that_is_ill_costs_only_itself(
     assert len(names) == 2 * (NODES - 1)
     sick = names.index("ill")
     for row in history(run):
-        assert [failure["client"] for failure in row["failures"]] == [sick]
+        # In the last round it fails twice: in training and in the evaluation.
+        assert {failure["client"] for failure in row["failures"]} == {sick}
         assert "finite" in row["failures"][0]["reason"]
 
 
