@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedclade.cli.completion import methods as method_names
-from fedclade.cli.console import out_console, print_out
+from fedclade.cli.console import print_json, print_out
+from fedclade.cli.dry_run import loader, show_plan
 from fedclade.cli.options import (
     DataRootOption,
     DeviceOption,
+    DryRunOption,
     EpochsOption,
     ExperimentArgument,
     ImportOption,
+    JsonOption,
     LiveOption,
     LrOption,
     OutOption,
@@ -31,12 +34,10 @@ from fedclade.cli.options import (
     parse_seeds,
     with_shortcuts,
 )
-from fedclade.cli.progress import reading
 from fedclade.cli.result_tables import show_comparison
 from fedclade.cli.run_monitoring import RunOutput, output_folder, resumable_errors
 
 if TYPE_CHECKING:
-    from fedclade.data.federated_dataset import Clients
     from fedclade.training.experiment_file import Experiment
     from fedclade.training.result import Result
 
@@ -71,6 +72,8 @@ def compare(
     port: PortOption = None,
     track: TrackOption = None,
     report: ReportOption = True,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Run several methods on the same clients and compare them.
 
@@ -89,7 +92,7 @@ def compare(
     )
     folder = output_folder(out, resume, "comparison", f"{Path(experiment).stem}-compare")
     planned = comparison_runs.runs(experiments, chosen_seeds)
-    run_all(planned, folder, resume, output, device, data_root)
+    run_all(planned, folder, resume, output, device, data_root, dry_run, as_json)
 
 
 def run_all(
@@ -99,21 +102,29 @@ def run_all(
     output: RunOutput,
     device: str,
     data_root: str | None,
+    dry_run: bool = False,
+    as_json: bool = False,
 ) -> None:
-    """Execute the runs, each in its own subfolder, and show the table."""
+    """Execute the runs, each in its own subfolder, and show the table.
+
+    Args:
+        experiments: the runs.
+        folder: the folder of all of them.
+        resume: whether to continue interrupted runs.
+        output: what is shown and written in addition.
+        device: "auto", "cpu" or "cuda".
+        data_root: the folder to search first for data sets.
+        dry_run: whether only to show what would run.
+        as_json: whether to print the table and the differences as JSON, too.
+    """
+    if dry_run:
+        show_plan(experiments, folder, resume, output, device, data_root, as_json)
+        return
     from fedclade.analysis import comparison_runs
     from fedclade.io.run_dir import RunDirectory
 
     sizes: dict[str, None] = {}
-    known: dict[object, Clients] = {}  # of the last run: the next has mostly the same
-
-    def clients_of(experiment: Experiment) -> Clients:
-        key = experiment.federation_key
-        if key not in known:
-            known.clear()  # first: two federations may not fit into memory
-            with reading(out_console, output.quiet) as progress:
-                known[key] = experiment.clients(data_root, progress)
-        return known[key]
+    clients_of = loader(output, data_root)
 
     def execute(experiment: Experiment) -> Result:
         path = folder / experiment.label
@@ -132,9 +143,13 @@ def run_all(
     show_comparison(rows)
     if len(sizes) == 1:  # a sweep may compare several federations
         print_out(*sizes)
-    for line in RunDirectory(folder).comparison()["differences"]["in_words"]:
+    comparison = RunDirectory(folder).comparison()
+    for line in comparison["differences"]["in_words"]:
         print_out(line)
     if is_sweep:
         print_out("These accuracies are on test data: the best of many settings is overestimated.")
-    output.write_report(folder)
+    page = output.write_report(folder)
     print_out(f"Run directories and comparison.json: {folder}")
+    if as_json:
+        files = {"folder": str(folder), "report": None if page is None else str(page)}
+        print_json(files | comparison)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -18,6 +21,11 @@ error_console = Console(stderr=True, highlight=False)
 def print_out(message: str) -> None:
     """Print a message on stdout, without markup and without adding line breaks."""
     out_console.print(message, markup=False, soft_wrap=True)
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print a JSON document on stdout; with --json nothing else goes there."""
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
 
 
 def print_err(message: str) -> None:

@@ -18,6 +18,7 @@ from fedclade.cli.options import (
     EpochsOption,
     ExperimentArgument,
     ImportOption,
+    JsonOption,
     LrOption,
     OutOption,
     SetOption,
@@ -49,7 +50,7 @@ def diagnose(
     ] = 60,
     device: DeviceOption = "auto",
     out: OutOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
     data_root: DataRootOption = None,
     imports: ImportOption = None,
 ) -> None:
@@ -72,18 +73,17 @@ def diagnose(
             f"--out {folder}: the folder already contains a diagnosis. Choose another folder.",
             "--out",
         )
-    with reading(out_console, quiet=as_json) as progress:
+    with reading(out_console, quiet=False) as progress:
         clients = chosen.clients(data_root, progress)
     run = chosen.to_run(clients, device)
     diagnosis = diagnose_run(run, probe_rounds)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(diagnosis.to_json(), indent=2) + "\n"
     write_text(folder / FILE, text)
-    if as_json:
-        typer.echo(text, nl=False)
-        return
     _show(diagnosis)
     print_out(f"Diagnosis: {folder / FILE}")
+    if as_json:
+        typer.echo(text, nl=False)
 
 
 def _show(diagnosis: Diagnosis) -> None:

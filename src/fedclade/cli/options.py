@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedclade.cli.completion import experiments, methods
+from fedclade.cli.console import out_console
 from fedclade.errors import InvalidInputError
 
 ExperimentArgument = Annotated[
@@ -113,6 +114,30 @@ TrackOption = Annotated[
 ]
 ReportOption = Annotated[
     bool, typer.Option("--report/--no-report", help="Write report.html into the folder.")
+]
+
+
+def _print_on_stderr(context: typer.Context, is_json: bool) -> bool:
+    """With --json, send messages, tables and progress to stderr until the command ends."""
+    if is_json:
+        out_console.stderr = True
+        context.call_on_close(lambda: setattr(out_console, "stderr", False))
+    return is_json
+
+
+JsonOption = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print one JSON document on stdout, and everything else on stderr.",
+        callback=_print_on_stderr,
+    ),
+]
+DryRunOption = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Write nothing; show what would run, its traffic and its minutes."
+    ),
 ]
 
 

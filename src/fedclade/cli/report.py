@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedclade.cli.console import print_out
+from fedclade.cli.console import print_json, print_out
+from fedclade.cli.options import JsonOption
 from fedclade.errors import InvalidInputError
 
 
@@ -30,6 +31,7 @@ def report(
             "--figures", metavar="DIR", help="Also write the figures as PNG, SVG and PDF."
         ),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write one HTML page about one or more runs.
 
@@ -47,6 +49,8 @@ def report(
         raise InvalidInputError(f"--figures {figures}: this is a file. Give a folder.", "--figures")
     write_report(folders, page)
     print_out(f"Report: {page}")
+    paths = [] if figures is None else write_figures(folders, figures)
     if figures is not None:
-        paths = write_figures(folders, figures)
         print_out(f"Figures: {len(paths)} files in {figures}")
+    if as_json:
+        print_json({"report": str(page), "figures": [str(path) for path in paths]})

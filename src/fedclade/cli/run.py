@@ -7,14 +7,17 @@ from pathlib import Path
 from types import ModuleType
 
 from fedclade.cli.compare import run_all
-from fedclade.cli.console import out_console, print_err, print_out
+from fedclade.cli.console import out_console, print_err, print_json, print_out
+from fedclade.cli.dry_run import show_plan
 from fedclade.cli.options import (
     DataRootOption,
     DeviceOption,
+    DryRunOption,
     EngineOption,
     EpochsOption,
     ExperimentArgument,
     ImportOption,
+    JsonOption,
     LiveOption,
     LrOption,
     MethodOption,
@@ -59,6 +62,8 @@ def run(
     port: PortOption = None,
     track: TrackOption = None,
     report: ReportOption = True,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Run one experiment and write its run directory.
 
@@ -69,6 +74,8 @@ def run(
     import_all(imports)
     if engine not in ("simulator", "flower"):
         raise InvalidInputError(f"--engine {engine}: must be simulator or flower.", "--engine")
+    if dry_run and engine == "flower":
+        raise InvalidInputError("--dry-run: works with --engine simulator only.", "--dry-run")
     if nodes is not None and engine != "flower":
         raise InvalidInputError(f"--nodes {nodes}: needs --engine flower.", "--nodes")
     from fedclade.analysis import comparison_runs, sweep_grid
@@ -86,11 +93,14 @@ def run(
             )
         folder = output_folder(out, resume, "sweep", f"{Path(experiment).stem}-sweep")
         planned = comparison_runs.runs(sweep_grid.expand(tables, settings), 1)
-        run_all(planned, folder, resume, output, device, data_root)
+        run_all(planned, folder, resume, output, device, data_root, dry_run, as_json)
         return
     tables = experiment_file.apply(tables, settings)
     chosen = experiment_file.experiment(tables)
     folder = output_folder(out, resume, "run", f"{Path(experiment).stem}-{chosen.method.name}")
+    if dry_run:
+        show_plan([chosen], folder, resume, output, device, data_root, as_json)
+        return
     if resume and not RunDirectory(folder).holds_run():
         print_err(f"{folder} contains no run yet; starting a new one.")
     RunDirectory.open(folder, resume)
@@ -118,12 +128,20 @@ def run(
         show_result(result)
     if result.already_finished:
         print_err(f"the run in {folder} is already finished; nothing to do.")
-    else:
-        output.write_report(folder)
+    page = folder / "report.html" if result.already_finished else output.write_report(folder)
     if not quiet:
         print_out(f"Run directory: {folder}")
     if result.profile is not None:
         out_console.print(str(result.profile), markup=False, highlight=False, soft_wrap=True)
+    if as_json:
+        print_json(
+            {
+                "folder": str(folder),
+                "report": str(page) if page is not None and page.exists() else None,
+                "summary": result.summary,
+                "groups": result.groups,
+            }
+        )
 
 
 def _flower_simulation() -> ModuleType:

@@ -69,19 +69,24 @@ class RunOutput:
 
             yield on_round
 
-    def write_report(self, folder: Path) -> None:
-        """Write report.html. If that fails, print a warning: the run itself is complete."""
+    def write_report(self, folder: Path) -> Path | None:
+        """Write report.html. If that fails, print a warning: the run itself is complete.
+
+        Returns:
+            The path of the page; None if there is none.
+        """
         if not self.report:
-            return
+            return None
         from fedclade.analysis import report
 
         try:
             path = report.write_report([folder], folder / "report.html")
         except (FedcladeError, OSError) as error:
             print_err(f"the report could not be written ({error}).")
-            return
+            return None
         if not self.quiet:
             print_out(f"Report: {path}")
+        return path
 
 
 def output_folder(out: Path | None, resume: bool, kind: str, default: str) -> Path:
