@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -357,3 +358,17 @@ def test_a_node_that_dies_in_a_round_is_used_again_when_it_is_back(
         len({failure["client"] for failure in row["failures"]} - {0, 1, 2, 3, 4, 5, 6, 7}) == 0
         for row in history(run)
     )
+
+
+@pytest.mark.skipif(
+    psutil.virtual_memory().total < 16 << 30, reason="twenty nodes need 16 GiB of memory"
+)
+def test_twenty_nodes_run_on_one_machine(
+    start_federation: Start, app: Path, tmp_path: Path
+) -> None:
+    federation = start_federation(20, secure=False)
+    chosen = settings(tmp_path, "clade_groups", 3, federation__nodes=20)
+    assert federation.run(app, chosen) == 0
+    federation.down()
+    rows = history(tmp_path / "run-1")
+    assert [(row["clients"], row["failures"]) for row in rows] == [(40, [])] * 3

@@ -31,7 +31,7 @@ pytestmark = [
 SITES = ("north", "east", "west")
 SERVER = "10.77.0.1"
 
-# As in the page.
+# As in the page. Only `user root` is added: the folders of a test are closed to other users.
 OPENSSL = """
 set -e
 openssl ecparam -name secp384r1 -genkey -noout -out ca.key
@@ -43,7 +43,7 @@ openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -sha38
     -extfile server.ext -out server.pem
 """
 NGINX = """
-daemon off;  pid nginx.pid;  error_log nginx.log;
+user root;  daemon off;  pid nginx.pid;  error_log nginx.log;
 events {{}}
 http {{
   access_log off;  client_body_temp_path body;  proxy_temp_path proxy;
