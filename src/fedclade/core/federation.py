@@ -49,6 +49,8 @@ class ServerUpdate:
         return self.optimizer == "fedavg" and not self.serve_mean
 
 
+FIXED_POINT = 2.0**-30
+"""The unit of sums in fixed point."""
 OWN_BATCH_NORM = "batch_norm"
 """The prefix of a client's own BatchNorm layers in its state."""
 
@@ -105,6 +107,8 @@ class SegmentSum:
         keys: the outputs to sum; None for all but the one named by `segment_ids`.
         robust_ok: whether the outputs are models to be averaged, so that a federation may use
             another aggregator than the mean.
+        fixed_point: whether each term is rounded to a multiple of `FIXED_POINT`, as secure sums
+            need it.
     """
 
     weights: Tensor
@@ -112,6 +116,7 @@ class SegmentSum:
     segment_ids: Tensor | str | None = None
     keys: tuple[str, ...] | None = None
     robust_ok: bool = False
+    fixed_point: bool = False
 
     def summed_keys(self, outputs: Tree) -> tuple[str, ...]:
         """The names of the outputs to sum."""

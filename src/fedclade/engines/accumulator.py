@@ -8,7 +8,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from fedclade.core.federation import ClientResults, Failure, SegmentSum, contribution_matrix
+from fedclade.core.federation import (
+    FIXED_POINT,
+    ClientResults,
+    Failure,
+    SegmentSum,
+    contribution_matrix,
+)
 from fedclade.core.packed_tree import column_offsets, packed
 from fedclade.core.pytree import Tree, concatenate, tree_index
 from fedclade.engines.exact_sum import ExactSum, Terms
@@ -97,7 +103,8 @@ class Accumulator:
         """The sums of packed rows, which are made for the first reply."""
         if self._rows is None:
             device = next(iter(summed.values())).device
-            self._rows = ExactSum(len(self._segments), column_offsets(summed)[-1], device)
+            unit = FIXED_POINT if self.reduce.fixed_point else 0.0
+            self._rows = ExactSum(len(self._segments), column_offsets(summed)[-1], device, unit)
             self._empty = {
                 name: value.new_empty(0, *value.shape[1:]) for name, value in summed.items()
             }

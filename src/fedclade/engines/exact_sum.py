@@ -77,9 +77,13 @@ class ExactSum:
         segments: the number of segments.
         columns: the length of a row.
         device: the device of the rows.
+        unit: if it is above 0, each term is rounded to a multiple of this power of 2.
     """
 
-    def __init__(self, segments: int, columns: int, device: torch.device) -> None:
+    def __init__(
+        self, segments: int, columns: int, device: torch.device, unit: float = 0.0
+    ) -> None:
+        self._digits_per_unit = unit / _UNIT
         self._bins = torch.zeros(2, segments, columns, dtype=torch.float64, device=device)
         self._terms = self._terms_since_carry = 0
         self._block = _CPU_BLOCK if device.type == "cpu" else _CUDA_BLOCK
@@ -120,7 +124,10 @@ class ExactSum:
             for begin, end in self._blocks(len(weights)):
                 block = _view(products, len(weights), end - begin)
                 _read(block, begin, parts, rows, selected)
-                _add_digits(self._bins[..., begin:end], block.mul_(weights), digits, add_rows)
+                block.mul_(weights)
+                if self._digits_per_unit:
+                    block.div_(self._digits_per_unit).round_().mul_(self._digits_per_unit)
+                _add_digits(self._bins[..., begin:end], block, digits, add_rows)
 
     def merge(self, other: ExactSum, segments: Tensor) -> None:
         """Add sums of other rows. If memory runs out, nothing has been added.

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedclade.core.federation import SegmentSum
+from fedclade.core.federation import FIXED_POINT, SegmentSum
 from fedclade.core.pytree import Tree
 from fedclade.engines.accumulator import Accumulator
 
@@ -213,3 +213,19 @@ def test_only_the_outputs_of_keys_are_added() -> None:
     )
     assert total.sums.keys() == {"b"}
     assert total.keys(replies(4)) == ("b",)
+
+
+@given(clients=st.integers(1, 300), chunk=st.integers(1, 300), seed=st.integers(0, 99))
+@settings(max_examples=30, deadline=None)
+def test_sums_in_fixed_point_are_sums_of_integers(clients: int, chunk: int, seed: int) -> None:
+    """The arithmetic of a secure sum: each term as a whole number of units."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.randint(1, 1000, (clients,), generator=generator).double() / 7
+    everyone = torch.zeros(clients, dtype=torch.int64)
+    reduce = SegmentSum(weights, 1, everyone, keys=("w",), fixed_point=True)
+    all_replies = replies(clients, seed)
+    order = torch.randperm(clients, generator=generator)
+    total = accumulate(reduce, all_replies, chunk, order).sums["w"][0]
+    values = all_replies["w"].double() * weights[:, None, None]
+    units = torch.round(values / FIXED_POINT).to(torch.int64).sum(0)
+    assert torch.equal(total, units.double() * FIXED_POINT)
