@@ -71,7 +71,12 @@ if TYPE_CHECKING:
     )
     from fedclade.models.transformers import LoRA
     from fedclade.registry import register
-    from fedclade.training.config import LocalConfig, ServerConfig, TrainingConfig
+    from fedclade.training.config import (
+        LocalConfig,
+        PrivacyConfig,
+        ServerConfig,
+        TrainingConfig,
+    )
     from fedclade.training.encoders import pretrain
     from fedclade.training.personal_layer import PersonalConfig
     from fedclade.training.result import Result, load
@@ -118,6 +123,7 @@ __all__ = [
     "PFedGraph",
     "PerFedAvg",
     "PersonalConfig",
+    "PrivacyConfig",
     "Result",
     "ServerConfig",
     "Simulator",
@@ -167,7 +173,7 @@ _MODULES = {
     ),
     "fedclade.models.transformers": "LoRA",
     "fedclade.registry": "register",
-    "fedclade.training.config": "LocalConfig ServerConfig TrainingConfig",
+    "fedclade.training.config": "LocalConfig PrivacyConfig ServerConfig TrainingConfig",
     "fedclade.training.personal_layer": "PersonalConfig",
     "fedclade.training.encoders": "pretrain",
     "fedclade.training.result": "Result load",

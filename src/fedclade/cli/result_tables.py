@@ -51,6 +51,8 @@ def show_result(result: Result) -> None:
         rows.append(("clients without test data, not evaluated", summary["clients_without_test"]))
     if summary.get("clients_without_validation"):
         rows.append(("clients without validation data", summary["clients_without_validation"]))
+    for line in (summary.get("privacy") or {}).get("in_words", []):
+        rows.append(("differential privacy", line))
     if summary.get("stopped") is not None:
         rows.append((f"stopped after round {summary['rounds']} by", summary["stopped"]))
     if summary.get("selected_round", summary["rounds"]) != summary["rounds"]:

@@ -98,12 +98,14 @@ class NodeContext:
     factories: frozenset[str] | None = None
 
 
-# Every run may use them: fine-tuning before an evaluation, and own BatchNorm layers.
+# Every run may use them: fine-tuning before an evaluation, own BatchNorm layers, and clipping for
+# differential privacy.
 _OF_EVERY_METHOD = frozenset(
     {
         "core.local_sgd.sgd",
         "core.local_sgd.chain_training",
         "aggregation.own_batch_norm.keep_batch_norm",
+        "programs.clipped_update.clipped_update",
     }
 )
 

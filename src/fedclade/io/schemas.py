@@ -22,8 +22,10 @@ Whole = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
 Number = Annotated[float, Field(strict=True)]
 Text = Annotated[str, Field(strict=True)]
 _MEASURED = ("accuracy", "perplexity", "loss", "train_", "validation_")
-Stopped: TypeAlias = Literal["patience", "on_round"]
-"""Why a run ended before its last round: `run.patience`, or the user's function."""
+Stopped: TypeAlias = Literal["patience", "on_round", "privacy_budget"]
+"""Why a run ended before its last round: `run.patience`, the user's function, or
+`privacy.epsilon`.
+"""
 
 
 class FailureRecord(TypedDict):
@@ -66,6 +68,8 @@ class RoundRecord(_Evaluated):
     accuracy_worst10: NotRequired[float | None]
     by_cluster_of: NotRequired[str]
     by_cluster: NotRequired[list[list[Any]]]
+    epsilon: NotRequired[float]  # of all rounds so far
+    next_clip: NotRequired[float]  # of the next round
 
 
 class Summary(_Evaluated):
@@ -98,6 +102,7 @@ class Summary(_Evaluated):
     clients_without_test: int
     clients_without_model: int
     clients_without_validation: NotRequired[int]
+    privacy: NotRequired[dict[str, Any]]
 
 
 class _OldFormatError(ValueError):
@@ -248,7 +253,12 @@ class _Open(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
+class _Privacy(_Open):
+    in_words: list[Text] = []
+
+
 class _Summary(_Open):
+    privacy: _Privacy | None = None
     stopped: Stopped | None = None
     clients: Whole
     clusters: Whole

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any, ClassVar
 
 from fedclade.errors import require
 from fedclade.methods.base import Method, S, check_choices
@@ -56,6 +57,8 @@ class DPSignatureMethod(NeedsSecret, Method[S]):
             node has its own secret.
     """
 
+    without_noise: ClassVar[tuple[str, ...]] = ("signature",)
+
     signature_epsilon: float | None = field(default=None, kw_only=True)
     signature_delta: float = field(default=1e-5, kw_only=True)
     signature_clip: float = field(default=1.0, kw_only=True)
@@ -81,6 +84,14 @@ class DPSignatureMethod(NeedsSecret, Method[S]):
             self.signature_clip,
             "must be a number above 0",
         )
+
+    def signature_privacy(self) -> dict[str, Any]:
+        signature = {
+            "unit": "example",
+            "epsilon": self.signature_epsilon,
+            "delta": self.signature_delta,
+        }
+        return {"signature": signature} if self.noise else {}
 
     @property
     def noise(self) -> float:

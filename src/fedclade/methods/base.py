@@ -45,6 +45,17 @@ NEEDS: dict[Needs, str] = {
     "signatures": "each client's signature in clear",
     "probe": "each client's trained model in clear, which it runs on probe data",
 }
+NO_CLIENT_PRIVACY: dict[Needs, str] = {
+    "nothing": "sends nothing, so it needs no noise; leave privacy.epsilon out",
+    "sum": "",
+    "updates": "needs the model of each client; use clade_groups with method.signature_epsilon, or"
+    " ifca",
+    "signatures": "sends what it groups clients by without noise; use clade_groups with"
+    " method.signature_epsilon, or ifca",
+    "probe": "needs the model of each client; use clade_groups with method.signature_epsilon, or"
+    " ifca",
+}
+"""Why training cannot be differentially private for whole clients."""
 Groups: TypeAlias = Literal["none", "given", "found", "known"]
 COST_LEGEND = "; ".join(f"{letter}: {SYMBOLS[letter]}" for letter in "WKGV") + "."
 LayerName: TypeAlias = Literal["none", "finetune", "interpolate", "knn", "auto"]
@@ -142,6 +153,8 @@ class Method(ABC, Generic[S]):
     no_guarded_layer: ClassVar[str] = ""
     # whether clients keep their BatchNorm layers, as with local.batch_norm = "own"
     own_batch_norm: ClassVar[bool] = False
+    # the names of programs whose replies differential privacy of training does not cover
+    without_noise: ClassVar[tuple[str, ...]] = ()
     state: ClassVar[type[State]] = State
 
     local_config: LocalTraining | None = field(
@@ -166,6 +179,18 @@ class Method(ABC, Generic[S]):
     def why_no_own_batch_norm(self) -> str:
         """Why clients cannot keep their own BatchNorm layers, as text; "" if they can."""
         return ""
+
+    def why_no_client_privacy(self) -> str:
+        """Why training cannot be differentially private for whole clients (`privacy.epsilon`), as
+        text; "" if it can.
+        """
+        return NO_CLIENT_PRIVACY[self.server_visibility]
+
+    def signature_privacy(self) -> dict[str, Any]:
+        """The differential privacy of one-off signatures, for the summary; empty if the method
+        sends none.
+        """
+        return {}
 
     def initial_client_state(self, params: Tree) -> Tree:
         """The state of each client before it trains. Most methods need none.

@@ -113,6 +113,9 @@ class CladeGroups(DPSignatureMethod[CladeGroupsState]):
             "must be 0 with signature_epsilon: reclustering discloses more than a signature",
         )
 
+    def why_no_client_privacy(self) -> str:
+        return "" if self.noise else super().why_no_client_privacy()
+
     def init(self, fed: Federation, params: Tree, key: int) -> CladeGroupsState:
         start, clients = stack([params]), len(fed.sizes)
         cluster = torch.full((clients,), UNKNOWN, dtype=torch.int64)

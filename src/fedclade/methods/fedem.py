@@ -84,6 +84,9 @@ class FedEM(FedAvg):
     def initial_client_state(self, params: Tree) -> Tree:
         return {"pi": torch.zeros(self.components)}
 
+    def why_no_client_privacy(self) -> str:
+        return "cannot use label counts with noise; set method.fedrc = false" if self.fedrc else ""
+
     def init(self, fed: Federation, params: Tree, key: int) -> FedEMState:
         objective = self.local.objective
         require_class_labels(objective, self.name)

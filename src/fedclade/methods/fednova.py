@@ -39,6 +39,9 @@ class FedNova(FedAvg):
     )
     needs_sgd: ClassVar[str] = "normalizes updates by the number of SGD steps"
 
+    def why_no_client_privacy(self) -> str:
+        return "scales updates by the clients' numbers of steps; use scaffold or fedavg"
+
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         n = fed.sizes.double()
         a = effective_steps(self.local.batches.steps(fed.sizes).double(), self.local.momentum)

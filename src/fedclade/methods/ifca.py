@@ -72,6 +72,7 @@ class IFCA(LossSelectionMethod[IFCAState]):
         "for a client that needs a model and was not in the last round: K*W down, 8 up; with n"
         " restarts, n times as much in the first `trial_rounds` rounds"
     )
+    without_noise: ClassVar[tuple[str, ...]] = ("choose",)
     state: ClassVar[type[State]] = IFCAState
 
     clusters: int = 5
@@ -89,6 +90,10 @@ class IFCA(LossSelectionMethod[IFCAState]):
             ("trial_rounds", 1),
         ):
             require_int(f"method.{name}", getattr(self, name), least)
+
+    def why_no_client_privacy(self) -> str:
+        restarts = "compares restarts by losses without noise; set method.num_restarts = 1"
+        return restarts if self.num_restarts > 1 else ""
 
     def init(self, fed: Federation, params: Tree, key: int) -> IFCAState:
         state = IFCAState(

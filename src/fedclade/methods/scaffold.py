@@ -139,6 +139,9 @@ class SCAFFOLD(Method[SCAFFOLDState]):
         check_choices(self)
         require(self.server_lr > 0, "method.server_lr", self.server_lr, "must be above 0")
 
+    def why_no_client_privacy(self) -> str:
+        return "" if self.weights == "clients" else "must have method.weights = 'clients'"
+
     def initial_client_state(self, params: Tree) -> Tree:
         trained = self.local.objective.trained
         return {name: torch.zeros_like(params[name]) for name in trained if name in params}

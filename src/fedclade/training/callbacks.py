@@ -37,7 +37,7 @@ class LogRound:
         evaluated = row.get("train_loss") is not None
         numbers = ", ".join(
             f"{name} {row[name]:.4f}"
-            for name in ("accuracy", "loss", "train_loss", "validation_loss")
+            for name in ("accuracy", "loss", "train_loss", "validation_loss", "epsilon")
             if row.get(name) is not None
         )
         _log.log(

@@ -26,6 +26,8 @@ Select: TypeAlias = Literal["last", "best"]
 MetricName: TypeAlias = Literal["auroc", "f1", "ece", "mae", "rmse", "r2"]
 
 _MAX_COUNT = 10**9
+MAX_EPSILON = 100
+MIN_CLIP, MAX_CLIP = 1e-4, 1e4  # in fixed point a number has a unit of 1e-9
 
 
 def _require_choice(field: str, value: object, choices: object) -> None:
@@ -377,6 +379,57 @@ class ServerConfig:
             serve_mean if self.serve is None else self.serve == "mean",
             statistics,
         )
+
+
+@dataclass(frozen=True)
+class PrivacyConfig:
+    """What protects the clients' contributions to sums, see docs/privacy.md.
+
+    Args:
+        epsilon: ε of the differential privacy of a whole client in training; None for none.
+        delta: δ of the same; below 1 / the number of clients.
+        clip: The largest norm of what a client contributes in a round, or "adaptive".
+        noise_multiplier: The noise in units of the clip; None for the least that keeps all rounds
+            within ε. With a value the run ends before ε is exceeded.
+        max_examples: A client counts with its number of examples up to this number; None to count
+            all clients alike.
+    """
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    clip: float | Literal["adaptive"] = "adaptive"
+    noise_multiplier: float | None = None
+    max_examples: int | None = None
+
+    def __post_init__(self) -> None:
+        _with_python_numbers(self)
+        require(
+            self.epsilon is None or (is_number(self.epsilon) and 0 < self.epsilon <= MAX_EPSILON),
+            "privacy.epsilon",
+            self.epsilon,
+            f"must be a number above 0 and at most {MAX_EPSILON}; leave it out for no noise",
+        )
+        require(
+            is_number(self.delta) and 0 < self.delta < 1,
+            "privacy.delta",
+            self.delta,
+            "must be between 0 and 1",
+        )
+        require(
+            self.clip == "adaptive" or (is_number(self.clip) and MIN_CLIP <= self.clip <= MAX_CLIP),
+            "privacy.clip",
+            self.clip,
+            f"must be a number from {MIN_CLIP:g} to {MAX_CLIP:g}, or 'adaptive'",
+        )
+        require(
+            self.noise_multiplier is None
+            or (is_number(self.noise_multiplier) and 0.01 <= self.noise_multiplier <= 1e5),
+            "privacy.noise_multiplier",
+            self.noise_multiplier,
+            "must be a number from 0.01 to 100000; leave it out to compute it",
+        )
+        if self.max_examples is not None:
+            require_int("privacy.max_examples", self.max_examples, 1, _MAX_COUNT)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.base import Delivery, Engine, EvalRequest, Traffic
 from fedclade.io.schemas import RoundRecord, Stopped, Summary
+from fedclade.privacy.budget import in_words
 from fedclade.training import metrics
 from fedclade.training.client_sampling import blocked_clients, exclude_blocked
 from fedclade.training.result import FinalModels
@@ -252,6 +253,9 @@ def summarize(
         "clients_without_model": int((cluster_ids == UNKNOWN).sum()),
         **_clients_without(setup, clients, evaluation),
     }
+    if setup.budget is not None:
+        privacy = setup.budget.summary() | setup.method.signature_privacy()
+        numbers["privacy"] = privacy | {"in_words": in_words(privacy)}
     return cast(Summary, numbers)
 
 

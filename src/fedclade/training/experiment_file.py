@@ -24,13 +24,30 @@ from fedclade.methods.base import Method
 from fedclade.methods.required_context import is_injected, need_probe_samples
 from fedclade.models import ModelSpec
 from fedclade.registry import REGISTRY, find
-from fedclade.training.config import EngineConfig, LocalConfig, ServerConfig, TrainingConfig
+from fedclade.training.config import (
+    EngineConfig,
+    LocalConfig,
+    PrivacyConfig,
+    ServerConfig,
+    TrainingConfig,
+)
 from fedclade.training.data_config import DataConfig, Progress
 from fedclade.training.personal_layer import PersonalConfig
 from fedclade.training.runner import TrainingRun
 
 Table = dict[str, Any]
-TABLES = ("data", "partition", "model", "local", "method", "run", "personal", "server", "engine")
+TABLES = (
+    "data",
+    "partition",
+    "model",
+    "local",
+    "method",
+    "run",
+    "personal",
+    "server",
+    "privacy",
+    "engine",
+)
 T = TypeVar("T")
 _UNSAFE = re.compile(r"[^\w.=+-]+")  # in names of folders
 _EXAMPLE_NAMES = {"data": "digits", "partition": "iid", "model": "mlp", "method": "fedavg"}
@@ -86,6 +103,7 @@ class Experiment:
     run: TrainingConfig
     personal: PersonalConfig
     server: ServerConfig
+    privacy: PrivacyConfig
     engine: EngineConfig
     # In a sweep: the listed values that this experiment has, by key.
     chosen: dict[str, str] = field(default_factory=dict, hash=False)
@@ -156,6 +174,7 @@ class Experiment:
             device,
             server=self.server,
             personal=self.personal,
+            privacy=self.privacy,
         )
 
     def local_for(self, classes: int | None) -> LocalConfig:
@@ -313,6 +332,7 @@ def experiment(tables: dict[str, Table]) -> Experiment:
         run=build(TrainingConfig, tables.get("run", {}), "run"),
         personal=build(PersonalConfig, tables.get("personal", {}), "personal"),
         server=build(ServerConfig, tables.get("server", {}), "server"),
+        privacy=build(PrivacyConfig, tables.get("privacy", {}), "privacy"),
         engine=build(EngineConfig, tables.get("engine", {}), "engine"),
         needs_probe=needs_probe,
         is_default_loss="loss" not in tables.get("local", {}),

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import torch
+
 from fedclade.aggregation.server_optimizer import require_updated
-from fedclade.core.method_state import State
+from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.pytree import Tree
 from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
@@ -64,11 +66,15 @@ def start(setup: RunSetup, store: RunDirectory | None, last: Checkpoint | None) 
     whole, method, own = setup.objective.params(), setup.method_for(1), setup.own_batch_norm
     params = own.shared(whole)
     setup.engine.init_client_state(method.initial_client_state(params) | own.client_state(whole))
+    if setup.budget is not None and store is not None and last is not None:
+        setup.budget.clip = last.history[-1].get("next_clip", setup.budget.clip)
     if store is not None:
         store.begin(setup.tables, last.history if last is not None else [])
         store.write_names(setup.metadata.names)  # a report of a running run reads them
         encoding = setup.metadata.encoding
         store.write_encoding(None if encoding is None else encoding_to_json(encoding))
+        if setup.budget is not None:
+            setup.budget.open(store.folder, is_resumed=last is not None)
     if last is not None:
         setup.engine.begin_round(last.round)
         return _restore(setup, last)
@@ -133,6 +139,9 @@ def train(
     if progress.round < setup.training.rounds and is_exhausted(progress.history, patience):
         progress.stopped = "patience"
         return None
+    if progress.history and _is_budget_spent(setup, progress):
+        progress.stopped = "privacy_budget"
+        return None
     for number in range(progress.round + 1, setup.training.rounds + 1):
         counters = counters or Counters(setup.engine)
         with setup.engine.clock.phase("round"):
@@ -143,6 +152,8 @@ def train(
             "clusters": metrics.clusters(progress.state.cluster_ids),
             **counters.row(setup.engine),
         }
+        if setup.budget is not None:
+            row["next_clip"] = setup.budget.clip
         is_evaluated = setup.is_due(number, setup.training.eval_every)
         if is_evaluated:
             is_last = number == setup.training.rounds
@@ -154,6 +165,8 @@ def train(
             callback.after_round(record)
         if progress.stopped is None and is_evaluated and is_exhausted(progress.history, patience):
             progress.stopped = "patience"
+        if progress.stopped is None and _is_budget_spent(setup, progress):
+            progress.stopped = "privacy_budget"
         if number == setup.training.rounds:
             progress.stopped = None  # nothing was left to stop
         elif progress.stopped is not None:
@@ -170,6 +183,8 @@ def _evaluate_round(
 ) -> Evaluation:
     """Evaluate a round and add the numbers to its row. Keeps the state if it is the best so far."""
     number, state = row["round"], progress.state
+    if setup.budget is not None:
+        row["epsilon"] = setup.budget.spent()
     earlier = [each for each in progress.history if each["round"] < number]
     evaluation = evaluate(setup, progress.clients, state, number, earlier, is_last)
     row["failures"] += counters.failures(setup.engine)
@@ -183,6 +198,15 @@ def _evaluate_round(
         progress.best = BestState(number, loss, state, setup.engine.client_state.tensors())
         setup.engine.client_state.retain(progress.best.memory)
     return evaluation
+
+
+def _is_budget_spent(setup: RunSetup, progress: Progress) -> bool:
+    """Whether the next round would cost more than the privacy budget."""
+    if setup.budget is None or progress.round == setup.training.rounds:
+        return False
+    clients = len(progress.clients)
+    size = setup.training.cohort_size(clients)
+    return not setup.budget.allows(progress.round + 1, clients, size)
 
 
 def select_best(setup: RunSetup, progress: Progress, best: BestState) -> Evaluation:
@@ -204,10 +228,16 @@ def _train_round(setup: RunSetup, progress: Progress, number: int) -> int:
         state = state.with_num_clients(num_clients)
     key = fold_in(setup.training.seed, "round", number)
     size = setup.training.cohort_size(num_clients)
-    drawn = cohort_of(fold_in(key, "cohort"), num_clients, size)
+    if setup.budget is not None:
+        drawn = setup.budget.draw(number, num_clients, size)
+    else:
+        drawn = cohort_of(fold_in(key, "cohort"), num_clients, size)
     drawn = exclude_blocked(drawn, num_clients, progress.history, setup.training.max_rejections)
     method = setup.method_for(number)
     state, cohort = method.prepare_cohort(setup.federation, state, drawn, fold_in(key, "admit"))
+    if setup.budget is not None:
+        known = state.cluster_ids[state.cluster_ids != UNKNOWN]
+        setup.budget.group_sizes = torch.bincount(known, minlength=len(state))
     before, state = state, method.round(setup.federation, state, cohort, key)
     require_updated(setup.federation, before, state)
     setup.engine.client_state.commit(number)

@@ -35,10 +35,13 @@ _SAMPLE, _BLOCKS = 1 << 26, 512  # the bytes of that sample, and its blocks of c
 
 def _is_free(table: str, key: str, tables: Tables) -> bool:
     """Whether a setting may change. The length of a run may not if the learning rates of earlier
-    rounds depend on it.
+    rounds, or their noise, depend on it.
     """
-    if (table, key) == ("run", "rounds") and tables.get("local", {}).get("schedule") == "cosine":
-        return False
+    if (table, key) == ("run", "rounds"):
+        privacy = tables.get("privacy", {})
+        is_noise_found = privacy.get("epsilon") and not privacy.get("noise_multiplier")
+        if tables.get("local", {}).get("schedule") == "cosine" or is_noise_found:
+            return False
     return (table, key) in _FREE
 
 
@@ -128,6 +131,6 @@ def difference(then: Tables, now: Tables) -> str:
     for table, key in keys:
         old, new = then.get(table, {}).get(key), now[table].get(key)
         if old != (list(new) if isinstance(new, tuple) else new):
-            why = "; the schedule 'cosine' depends on it" if key == "rounds" else ""
+            why = "; the schedule 'cosine' or the noise depends on it" if key == "rounds" else ""
             return f"{table}.{key} was {old!r}, now {new!r}{why}"
     return "the data, the initial model or the augmentation differ"

@@ -44,6 +44,7 @@ from fedclade.training.config import (
     EngineConfig,
     LocalConfig,
     MetricName,
+    PrivacyConfig,
     Schedule,
     Select,
     Serve,
@@ -105,6 +106,7 @@ def run(
     training: TrainingConfig | None = None,
     server: ServerConfig | None = None,
     personal: PersonalConfig | None = None,
+    privacy: PrivacyConfig | None = None,
     device: str = "auto",
     chunk: int | None = None,
     precision: Precision = "tf32",
@@ -175,6 +177,7 @@ def run(
         training: The settings of the run as one object.
         server: The settings of the server as one object.
         personal: What each client makes of its model before it uses it; nothing by default.
+        privacy: What protects the clients' contributions to sums; nothing by default.
         device: "auto", "cpu" or "cuda".
         chunk: The number of clients in one step; None to choose it by device and model.
         precision: The precision of matrix products on CUDA, "tf32" or "float32"; "bf16" for models
@@ -245,10 +248,11 @@ def run(
         ),
         augment=augment,
         personal=_settings(PersonalConfig, "personal", personal),
+        privacy=_settings(PrivacyConfig, "privacy", privacy),
     ).run(out, resume, on_round)
 
 
-C = TypeVar("C", LocalConfig, TrainingConfig, ServerConfig, PersonalConfig)
+C = TypeVar("C", LocalConfig, TrainingConfig, ServerConfig, PersonalConfig, PrivacyConfig)
 
 
 def _settings(kind: type[C], argument: str, settings: C | None, **short_forms: Any) -> C:
@@ -280,6 +284,7 @@ class TrainingRun:
     server: ServerConfig = field(default_factory=ServerConfig)
     augment: Augment | None = None
     personal: PersonalConfig = field(default_factory=PersonalConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
 
     def run(
         self,

@@ -5,6 +5,7 @@ on a few samples, so that nothing fails an hour later.
 from __future__ import annotations
 
 import copy
+import secrets
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
@@ -56,8 +57,17 @@ from fedclade.methods.required_context import (
     NeedsTrueGroups,
 )
 from fedclade.models import ModelSpec
+from fedclade.privacy.accounting import Release, epsilon_of, find_noise_multiplier
+from fedclade.privacy.budget import PrivacyBudget
+from fedclade.privacy.private_federation import PrivateFederation
 from fedclade.training import encoders, plot_data
-from fedclade.training.config import LocalConfig, MetricName, ServerConfig, TrainingConfig
+from fedclade.training.config import (
+    LocalConfig,
+    MetricName,
+    PrivacyConfig,
+    ServerConfig,
+    TrainingConfig,
+)
 from fedclade.training.metrics import is_reserved
 from fedclade.training.output_metrics import (
     UserMetrics,
@@ -92,6 +102,7 @@ class RunSetup:
     own_batch_norm: OwnBatchNorm
     local: LocalConfig
     training: TrainingConfig
+    budget: PrivacyBudget | None  # of differential privacy
     tables: Tables  # the run as the tables of an experiment file
 
     def method_for(self, round_number: int) -> Method:
@@ -162,11 +173,19 @@ def prepare(run: TrainingRun) -> RunSetup:
     metrics = metrics_for(objective, metadata, run.metrics, engine.device, run.settings.metrics)
     _check_augmentation(objective, x)
     own_batch_norm = own_batch_norm_of(method, objective, run.local)
+    budget = None
+    if run.privacy.epsilon is not None:
+        _check_privacy(run, method, layer, objective, own_batch_norm)
+        budget = _budget(run, engine, len(metadata))
     return RunSetup(
         engine=engine,
         federation=federation_view(
-            own_batch_norm.federation(engine), method, run.server, objective
+            own_batch_norm.federation(private_view(engine, method, run.privacy, budget)),
+            method,
+            run.server,
+            objective,
         ),
+        budget=budget,
         own_batch_norm=own_batch_norm,
         clients=run.clients,
         metadata=metadata,
@@ -245,6 +264,98 @@ def federation_view(
     return federation if update.is_mean else OptimizerFederation(federation, update)
 
 
+def private_view(
+    engine: Engine, method: Method, privacy: PrivacyConfig, budget: PrivacyBudget | None
+) -> Federation:
+    """The federation whose sums of models have noise, if the run has a budget."""
+    if budget is None:
+        return engine
+    return PrivateFederation(engine, budget, method.without_noise, privacy.max_examples)
+
+
+def _check_privacy(
+    run: TrainingRun,
+    method: Method,
+    layer: PersonalLayer | None,
+    objective: Objective,
+    own: OwnBatchNorm,
+) -> None:
+    """Raise `InvalidInputError` if something of the run would leave clients without noise."""
+    epsilon = run.privacy.epsilon
+    reason = method.why_no_client_privacy()
+    require(not reason, "privacy.epsilon", epsilon, f"method {method.name} {reason}")
+    require(
+        run.server.aggregator == "mean",
+        "server.aggregator",
+        run.server.aggregator,
+        "with privacy.epsilon it must be 'mean': a robust mean needs the model of each client",
+    )
+    for field, value, default in (
+        ("run.select", run.settings.select, "last"),
+        ("run.patience", run.settings.patience, 0),
+    ):
+        require(
+            value == default,
+            field,
+            value,
+            f"with privacy.epsilon it must be {default!r}: losses on validation data have no noise",
+        )
+    require(
+        layer is None or layer.guarded is None,
+        "personal.layer",
+        run.personal.layer or method.personal_layer,
+        "with privacy.epsilon it must be 'none' or 'finetune': clients choose the strength of the"
+        " others by sums of scores, which have no noise",
+    )
+    statistics = [name for name in objective.statistics if name not in own.names]
+    require(
+        not statistics,
+        "local.batch_norm",
+        run.local.batch_norm,
+        "with privacy.epsilon it must be 'own': running statistics with noise are useless. Or use a"
+        " model with GroupNorm",
+    )
+    require(
+        run.privacy.max_examples is None or method.name != "scaffold",
+        "privacy.max_examples",
+        run.privacy.max_examples,
+        "method scaffold counts all clients alike; leave it out",
+    )
+
+
+def _budget(run: TrainingRun, engine: Engine, clients: int) -> PrivacyBudget:
+    """The budget of a run: the least noise that keeps all rounds within ε, unless it is given."""
+    privacy, rounds = run.privacy, run.settings.rounds
+    assert privacy.epsilon is not None
+    require(
+        privacy.delta < 1 / clients,
+        "privacy.delta",
+        privacy.delta,
+        f"must be below 1 / {clients}, the number of clients: a larger one allows to show a client"
+        " as it is",
+    )
+    rate = PrivacyBudget.rate_of(run.settings.cohort_size(clients), clients)
+    noise = privacy.noise_multiplier or find_noise_multiplier(
+        privacy.epsilon, privacy.delta, rate, rounds
+    )
+    first = epsilon_of([(Release(rate, noise), 1)], privacy.delta)
+    require(
+        first <= privacy.epsilon,
+        "privacy.noise_multiplier",
+        privacy.noise_multiplier,
+        f"one round costs ε = {first:.3g}, more than privacy.epsilon = {privacy.epsilon:g}",
+    )
+    secret = fold_in(run.settings.seed, "privacy") if engine.holds_clients else 0
+    return PrivacyBudget(
+        privacy.epsilon,
+        privacy.delta,
+        noise,
+        None if privacy.clip == "adaptive" else float(privacy.clip),
+        secret or secrets.randbits(256),
+        is_simulated=engine.holds_clients,
+    )
+
+
 def own_batch_norm_of(method: Method, objective: Objective, local: LocalConfig) -> OwnBatchNorm:
     """The BatchNorm layers that clients keep, besides those that they keep in this method anyway.
 
@@ -309,6 +420,8 @@ def _tables(run: TrainingRun, method: Method, metadata: ClientMetadata) -> Table
         "server": asdict(run.server),
         "engine": asdict(run.engine),
     }
+    if run.privacy != PrivacyConfig():
+        tables["privacy"] = asdict(run.privacy)
     return cast(Tables, plain(tables))
 
 

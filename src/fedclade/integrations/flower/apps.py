@@ -52,7 +52,13 @@ from fedclade.methods.base import Method
 from fedclade.methods.required_context import NeedsSecret
 from fedclade.registry import find
 from fedclade.training import experiment_file
-from fedclade.training.config import EngineConfig, LocalConfig, ServerConfig, TrainingConfig
+from fedclade.training.config import (
+    EngineConfig,
+    LocalConfig,
+    PrivacyConfig,
+    ServerConfig,
+    TrainingConfig,
+)
 from fedclade.training.data_config import DataConfig
 from fedclade.training.output_metrics import UserMetrics
 from fedclade.training.personal_layer import PersonalConfig, layer_of
@@ -107,12 +113,13 @@ class AppSettings:
     run: TrainingConfig
     personal: PersonalConfig
     server: ServerConfig
+    privacy: PrivacyConfig
     federation: FederationSettings
     data: DataConfig
 
     @staticmethod
     def of(run_config: Mapping[str, Any]) -> AppSettings:
-        names = ("method", "local", "run", "personal", "server", "federation")
+        names = ("method", "local", "run", "personal", "server", "privacy", "federation")
         tables: dict[str, dict[str, Any]] = {name: {} for name in names}
         # Only these keys of [data]: the user's function loads the data.
         data = {"name": "federation"}
@@ -151,6 +158,7 @@ class AppSettings:
             experiment_file.build(TrainingConfig, run, "run"),
             experiment_file.build(PersonalConfig, tables["personal"], "personal"),
             experiment_file.build(ServerConfig, tables["server"], "server"),
+            experiment_file.build(PrivacyConfig, tables["privacy"], "privacy"),
             experiment_file.build(FederationSettings, federation, "federation"),
             experiment_file.build(DataConfig, data, "data"),
         )
@@ -413,6 +421,7 @@ def _serve_in(
         augment=augment,
         server=settings.server,
         personal=settings.personal,
+        privacy=settings.privacy,
     )
 
     def on_round(row: RoundRecord) -> None:

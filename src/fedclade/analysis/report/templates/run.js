@@ -51,6 +51,7 @@ function tiles(run) {
     ["True groups (ARI)", summary.ari === null || summary.ari === undefined ? null : fixed(summary.ari, 2)],
     ["Rounds", number(run.rounds.round.at(-1))],
     ["Stopped by", summary.stopped ?? null],
+    ...(summary.privacy?.in_words ?? []).map((line) => ["Differential privacy", line]),
     ["Selected round", summary.selected_round === summary.rounds ? null : number(summary.selected_round)],
     ["Sent by clients", bytes(run.rounds.up.at(-1))],
     ["Sent to clients", bytes(run.rounds.down.at(-1))],
