@@ -1,0 +1,557 @@
+"""The protocol of a secure sum, as state machines without any transport.
+
+The parties are nodes. A node adds the vectors of its own clients, and masks the sum:
+
+    y_u,g = x_u,g + mask(b_u,g) + Σ_{v > u} mask(s_uv,g) - Σ_{v < u} mask(s_uv,g)   mod 2^64
+
+for each group g of clients that are summed. s_uv,g comes from the parties' key pairs of this round
+(X25519), b_u,g from u alone. Pairwise masks cancel in the sum over the parties of a group. For the
+others, each party has dealt Shamir shares of its private key and of its b_u,g to all parties.
+
+Before a round each party deals (`Party.deal`): a new public key, and encrypted shares. In the round
+there are two exchanges: `Party.mask`, then `Party.reveal`, in which a party reveals its shares of
+b_v,g of each v that answered, or of the private key of each v that did not, never of both. The
+deal of the next round travels with the answer of `mask`, so keys cost no exchange of their own.
+
+The protocol is that of Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine
+Learning, CCS 2017, with keys that are dealt one round ahead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from fedclade.errors import FedcladeError
+from fedclade.privacy.secure_sum import shamir
+from fedclade.privacy.secure_sum.fixed_point import Words
+from fedclade.privacy.secure_sum.masks import (
+    derive,
+    mask,
+    packed_text,
+    public_key_of,
+    shared_secret,
+)
+
+MAX_PARTIES, MAX_SLOTS = 10_000, 1_000
+Groups: TypeAlias = dict[str, dict[str, int]]
+"""For each group, the number of clients that each party has in it."""
+_NONCE = bytes(12)  # every key encrypts one message
+
+
+class ProtocolError(FedcladeError):
+    """A message that breaks the rules of the protocol."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"secure sum: {text}", "privacy.secure_sum")
+
+
+def threshold_of(parties: int) -> int:
+    """The number of parties whose shares give a secret: more than two thirds.
+
+    A server that tells some parties that v answered, and others that it did not, gets both secrets
+    of v only if 2 · threshold shares can be had from `parties` parties. With more than two thirds
+    that fails even if up to a third of the parties help the server. Fewer than a third may drop
+    out.
+    """
+    return 2 * parties // 3 + 1
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A party's keys of a run.
+
+    Args:
+        name: the party.
+        verify_key: the Ed25519 key of its signatures.
+        encryption_key: the X25519 key with which shares are encrypted for it.
+        signature: of run, name and encryption key.
+    """
+
+    name: str
+    verify_key: bytes
+    encryption_key: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Deal:
+    """What a party hands out before a round.
+
+    Args:
+        name: the party.
+        number: the number of the deal; a party uses each once.
+        public_key: its X25519 key of the round.
+        commitments: the hash of each self-mask's seed; one for each group that it may be in.
+        directory: a hash of the identities that it has dealt to.
+        shares: the encrypted shares for each party.
+        signature: of everything else and the run.
+    """
+
+    name: str
+    number: int
+    public_key: bytes
+    commitments: tuple[bytes, ...]
+    directory: bytes
+    shares: Mapping[str, bytes]
+    signature: bytes
+
+    def signed_text(self, run: str) -> bytes:
+        pairs = [part for name in sorted(self.shares) for part in (name, self.shares[name])]
+        content = hashlib.sha256(packed_text(*pairs)).digest()
+        head = (self.name, self.number, self.public_key, self.directory, content)
+        return packed_text("deal", run, *head, *self.commitments)
+
+
+@dataclass(frozen=True)
+class Session:
+    """One sum. All parties must get the same; else their masks do not cancel.
+
+    Args:
+        run: the run.
+        number: the round, and the call in it.
+        groups: the parties and their numbers of clients, by group.
+        public_keys: the public key of each party that takes part, with or without clients.
+        deals: the number of the deal of each party.
+        min_clients: the least number of clients in a sum.
+    """
+
+    run: str
+    number: str
+    groups: Groups
+    public_keys: Mapping[str, bytes]
+    deals: Mapping[str, int]
+    min_clients: int
+
+    def digest(self) -> bytes:
+        parts: list[str | int | bytes] = [self.run, self.number, self.min_clients]
+        for group in sorted(self.groups):
+            members = self.groups[group]
+            parts += [group, len(members)]
+            for name in sorted(members):
+                parts += [name, members[name]]
+        for name in sorted(self.public_keys):
+            parts += [name, self.public_keys[name], self.deals[name]]
+        return hashlib.sha256(packed_text(*parts)).digest()
+
+    def slot_of(self, name: str, group: str) -> int:
+        """The number of a group among those of a party."""
+        own = sorted(each for each, members in self.groups.items() if name in members)
+        return own.index(group)
+
+
+@dataclass(frozen=True)
+class Reveal:
+    """The shares that a party reveals.
+
+    Args:
+        masks: its share of b_v,g, by group g and party v.
+        keys: its share of the private key of v.
+    """
+
+    masks: Mapping[str, Mapping[str, int]]
+    keys: Mapping[str, int]
+
+
+@dataclass
+class _Dealt:
+    """The secrets of a party's own deal."""
+
+    private_key: bytes
+    seeds: list[bytes]
+
+
+@dataclass
+class _Round:
+    """What a party remembers of a round, until it has revealed."""
+
+    session: Session
+    shares: dict[str, bytes] = field(default_factory=dict)
+
+
+class Party:
+    """A node in the protocol.
+
+    Args:
+        name: its name.
+        run: the run.
+        signing_key: its Ed25519 key, 32 bytes.
+        trusted: the keys of the other parties, by name; None to trust the keys that the server
+            sends first, which protects against a curious server, not one that invents parties.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        run: str,
+        signing_key: bytes,
+        trusted: Mapping[str, bytes] | None = None,
+    ) -> None:
+        self.name, self.run, self._trusted = name, run, trusted
+        self._signer = Ed25519PrivateKey.from_private_bytes(signing_key)
+        self._encryption_key = secrets.token_bytes(32)
+        self._identities: dict[str, Identity] = {}
+        self._dealt: dict[int, _Dealt] = {}
+        self._next_deal = 0
+        self._rounds: dict[str, _Round] = {}
+        self._used: set[str] = set()
+
+    def identity(self) -> Identity:
+        """The keys of this party."""
+        key = public_key_of(self._encryption_key)
+        signature = self._signer.sign(packed_text("identity", self.run, self.name, key))
+        verify_key = self._signer.public_key().public_bytes_raw()
+        return Identity(self.name, verify_key, key, signature)
+
+    def deal(self, identities: Sequence[Identity], slots: int) -> Deal:
+        """Deal the secrets of a next round to all parties.
+
+        Args:
+            identities: all parties of the run.
+            slots: the largest number of groups in which this party will have clients.
+        """
+        self._accept(identities)
+        _require(1 <= slots <= MAX_SLOTS, f"{slots} groups of one party")
+        own = _Dealt(secrets.token_bytes(32), [secrets.token_bytes(32) for _ in range(slots)])
+        number, self._next_deal = self._next_deal, self._next_deal + 1
+        # An older deal that was never used is forgotten.
+        self._dealt = {number: own}
+        names = sorted(self._identities)
+        threshold = threshold_of(len(names))
+        places = range(1, len(names) + 1)
+        parts = [
+            shamir.split(secret, threshold, places) for secret in (own.private_key, *own.seeds)
+        ]
+        shares = {}
+        for place, holder in zip(places, names, strict=True):
+            plain = b"".join(part[place].to_bytes(shamir.SHARE_BYTES, "big") for part in parts)
+            key = self._share_key(self.name, holder, number, own=holder)
+            shares[holder] = ChaCha20Poly1305(key).encrypt(_NONCE, plain, None)
+        deal = Deal(
+            self.name,
+            number,
+            public_key_of(own.private_key),
+            tuple(_commitment(seed) for seed in own.seeds),
+            _directory(self._identities.values()),
+            shares,
+            b"",
+        )
+        signature = self._signer.sign(deal.signed_text(self.run))
+        return Deal(**{**vars(deal), "signature": signature})
+
+    def mask(
+        self, session: Session, deals: Sequence[Deal], vectors: Mapping[str, Words]
+    ) -> dict[str, Words]:
+        """The masked vectors, for the first exchange of a round.
+
+        Args:
+            session: the sum.
+            deals: the deals of all parties that take part.
+            vectors: the sum of the own clients' vectors, by group.
+        """
+        _require(session.run == self.run, "another run")
+        _require(session.number not in self._used, f"round {session.number} was masked already")
+        self._check(session, deals)
+        number = session.deals.get(self.name, -1)
+        _require(number in self._dealt, "the own deal is unknown or was used already")
+        own_groups = {name for name, members in session.groups.items() if self.name in members}
+        _require(own_groups == set(vectors), "groups without a vector, or vectors without a group")
+        self._used.add(session.number)
+        dealt = self._dealt.pop(number)
+        others = [name for name in session.public_keys if name != self.name]
+        secret_of = {
+            name: shared_secret(dealt.private_key, session.public_keys[name]) for name in others
+        }
+        digest, result = session.digest(), {}
+        for group, vector in vectors.items():
+            total = vector + mask(dealt.seeds[session.slot_of(self.name, group)], len(vector))
+            for name in others:
+                if name in session.groups[group]:
+                    low, high = sorted((self.name, name))
+                    seed = pair_seed(secret_of[name], session, digest, low, high, group)
+                    words = mask(seed, len(vector))
+                    total = total + words if name == high else total - words
+            result[group] = total
+        shares = {deal.name: deal.shares[self.name] for deal in deals}
+        self._rounds = {session.number: _Round(session, shares)}
+        return result
+
+    def reveal(self, number: str, answered: Iterable[str], dropped: Iterable[str]) -> Reveal:
+        """The shares that unmask the sum, for the second exchange of a round; only once.
+
+        Args:
+            number: the session.
+            answered: the parties whose masked vectors are in the sum.
+            dropped: the parties that did not answer.
+        """
+        _require(number in self._rounds, f"round {number} is unknown or was revealed already")
+        here = self._rounds[number].session
+        answered, dropped = set(answered), set(dropped)
+        _require(not answered & dropped, "a party that both answered and dropped out")
+        _require(answered | dropped == set(here.public_keys), "other parties than in this round")
+        threshold = threshold_of(len(self._identities))
+        _require(len(answered) >= threshold, f"only {len(answered)} parties answered")
+        _require(self.name in answered, "the own answer is missing")
+        shares = self._rounds.pop(number).shares
+        keys, masks = {}, {}
+        opened = {name: self._opened(name, here, shares[name]) for name in here.public_keys}
+        for name in dropped:
+            keys[name] = opened[name][0]
+        for group, members in here.groups.items():
+            present = {name for name in members if name in answered}
+            if sum(members[name] for name in present) < here.min_clients:
+                continue  # too few clients: this sum stays masked
+            masks[group] = {name: opened[name][1 + here.slot_of(name, group)] for name in present}
+        return Reveal(masks, keys)
+
+    def _accept(self, identities: Sequence[Identity]) -> None:
+        """Check the identities, and keep them for the run."""
+        names = [each.name for each in identities]
+        _require(len(set(names)) == len(names) <= MAX_PARTIES, "a party is there twice")
+        _require(self.name in names, "this party is missing")
+        for each in identities:
+            text = packed_text("identity", self.run, each.name, each.encryption_key)
+            _verify(each.verify_key, each.signature, text, each.name)
+            if self._trusted is not None:
+                _require(
+                    self._trusted.get(each.name) == each.verify_key,
+                    f"the key of {each.name!r} is not trusted",
+                )
+            known = self._identities.get(each.name)
+            _require(
+                known is None or known.verify_key == each.verify_key,
+                f"the key of {each.name!r} has changed",
+            )
+            if each.name == self.name:
+                _require(each == self.identity(), "the own keys were replaced")
+        self._identities = {each.name: each for each in identities}
+
+    def _check(self, session: Session, deals: Sequence[Deal]) -> None:
+        """Check that the session is that of these deals, and hides every client in a sum."""
+        by_name = {deal.name: deal for deal in deals}
+        _require(len(by_name) == len(deals), "two deals of one party")
+        _require(
+            by_name.keys() == session.public_keys.keys() == session.deals.keys(),
+            "deals of other parties than those of the round",
+        )
+        _require(self.name in by_name, "this party is missing")
+        directory = _directory(self._identities.values())
+        slots = dict.fromkeys(by_name, 0)
+        for group, members in session.groups.items():
+            _require(members.keys() <= by_name.keys(), f"unknown parties in group {group}")
+            _require(min(members.values(), default=1) > 0, "a party without clients in a group")
+            _require(
+                sum(members.values()) >= session.min_clients,
+                f"group {group} has fewer than {session.min_clients} clients",
+            )
+            for name in members:
+                slots[name] += 1
+        for name, deal in by_name.items():
+            _require(name in self._identities, f"unknown party {name!r}")
+            _verify(
+                self._identities[name].verify_key,
+                deal.signature,
+                deal.signed_text(self.run),
+                name,
+            )
+            _require(deal.directory == directory, f"{name!r} dealt to other parties")
+            _require(
+                deal.public_key == session.public_keys[name]
+                and deal.number == session.deals[name]
+                and slots[name] <= len(deal.commitments),
+                f"the deal of {name!r} is another one",
+            )
+            _require(self.name in deal.shares, f"no share from {name!r}")
+
+    def _share_key(self, dealer: str, holder: str, number: int, own: str) -> bytes:
+        """The key of the shares that `dealer` encrypts for `holder`.
+
+        Args:
+            dealer: the party that deals.
+            holder: the party that gets the shares.
+            number: the number of the deal.
+            own: which of the two is not this party; for its own shares either.
+        """
+        secret = shared_secret(self._encryption_key, self._identities[own].encryption_key)
+        return derive(secret, "share", self.run, dealer, holder, number)
+
+    def _opened(self, dealer: str, session: Session, encrypted: bytes) -> list[int]:
+        """The shares that a party dealt to this one: of its key, then of its self-masks."""
+        key = self._share_key(dealer, self.name, session.deals[dealer], own=dealer)
+        try:
+            plain = ChaCha20Poly1305(key).decrypt(_NONCE, encrypted, None)
+        except InvalidTag as error:
+            raise ProtocolError(f"the shares of {dealer!r} are damaged") from error
+        size = shamir.SHARE_BYTES
+        return [
+            int.from_bytes(plain[start : start + size], "big")
+            for start in range(0, len(plain), size)
+        ]
+
+
+class Aggregation:
+    """The server's side of one sum.
+
+    Args:
+        session: the sum.
+        deals: the deals of the parties that take part.
+        parties: the names of all parties of the run, to which shares were dealt.
+        lengths: the length of the vectors of each group.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        deals: Iterable[Deal],
+        parties: Sequence[str],
+        lengths: Mapping[str, int],
+    ) -> None:
+        self.session, self._parties, self._lengths = session, sorted(parties), lengths
+        self._commitments = {deal.name: deal.commitments for deal in deals}
+        self._masked: dict[str, dict[str, Words]] = {}
+
+    @property
+    def answered(self) -> list[str]:
+        return sorted(self._masked)
+
+    @property
+    def dropped(self) -> list[str]:
+        return sorted(self.session.public_keys.keys() - self._masked.keys())
+
+    def is_complete(self, reveal: Reveal) -> bool:
+        """Whether a party revealed all shares that are needed."""
+        return set(self.dropped) <= reveal.keys.keys() and all(
+            set(present) <= reveal.masks.get(group, {}).keys()
+            for group, present in self._present().items()
+        )
+
+    def _present(self) -> dict[str, list[str]]:
+        """The parties whose vectors are in the sum of each group that has enough clients."""
+        present = {
+            group: [name for name in members if name in self._masked]
+            for group, members in self.session.groups.items()
+        }
+        return {
+            group: names
+            for group, names in present.items()
+            if sum(self.session.groups[group][name] for name in names) >= self.session.min_clients
+        }
+
+    def add(self, name: str, masked: Mapping[str, Words]) -> None:
+        """Take the masked vectors of a party. Malformed ones are a `ProtocolError`, and the party
+        counts as dropped out.
+        """
+        own = {group for group, members in self.session.groups.items() if name in members}
+        _require(name in self.session.public_keys, f"{name!r} does not take part")
+        _require(name not in self._masked, f"a second answer of {name!r}")
+        _require(own == masked.keys(), f"{name!r} has other groups")
+        for group, vector in masked.items():
+            _require(
+                vector.dtype == np.uint64 and vector.shape == (self._lengths[group],),
+                f"a vector of {name!r} has another length",
+            )
+        self._masked[name] = dict(masked)
+
+    def sums(self, reveals: Mapping[str, Reveal]) -> dict[str, Words]:
+        """The sum over the parties that answered, for each group with enough clients.
+
+        Args:
+            reveals: what the parties revealed, complete.
+        """
+        threshold = threshold_of(len(self._parties))
+        _require(
+            min(len(self._masked), len(reveals)) >= threshold,
+            f"{len(self._masked)} parties answered and {len(reveals)} revealed their shares;"
+            f" {threshold} of {len(self._parties)} are needed",
+        )
+        place = {name: number for number, name in enumerate(self._parties, start=1)}
+        digest, result = self.session.digest(), {}
+        private_keys = {
+            name: _combined(
+                {place[holder]: reveal.keys[name] for holder, reveal in reveals.items()},
+                threshold,
+                name,
+            )
+            for name in self.dropped
+        }
+        for name, key in private_keys.items():
+            _require(
+                public_key_of(key) == self.session.public_keys[name],
+                f"the shares of {name!r} do not fit",
+            )
+        for group, present in self._present().items():
+            members, length = self.session.groups[group], self._lengths[group]
+            total = np.zeros(length, np.uint64)
+            for name in present:
+                shares = {
+                    place[holder]: reveal.masks[group][name] for holder, reveal in reveals.items()
+                }
+                seed = _combined(shares, threshold, name)
+                slot = self.session.slot_of(name, group)
+                _require(
+                    _commitment(seed) == self._commitments[name][slot],
+                    f"the shares of {name!r} do not fit",
+                )
+                total = total + self._masked[name][group] - mask(seed, length)
+                for gone, key in private_keys.items():
+                    if gone in members:
+                        low, high = sorted((name, gone))
+                        secret = shared_secret(key, self.session.public_keys[name])
+                        seed = pair_seed(secret, self.session, digest, low, high, group)
+                        words = mask(seed, length)
+                        total = total - words if gone == high else total + words
+            result[group] = total
+        return result
+
+
+def pair_seed(
+    secret: bytes, session: Session, digest: bytes, low: str, high: str, group: str
+) -> bytes:
+    """The seed of the mask that two parties have in common in a group.
+
+    Args:
+        secret: what their key pairs have in common.
+        session: the sum.
+        digest: its digest.
+        low: the party whose name is first in the alphabet.
+        high: the other party.
+        group: the group.
+    """
+    return derive(secret, "pair", session.run, session.number, low, high, group, digest)
+
+
+def _combined(shares: Mapping[int, int], threshold: int, name: str) -> bytes:
+    try:
+        return shamir.combine(shares, threshold)
+    except ValueError as error:
+        raise ProtocolError(f"the shares of {name!r} do not fit ({error})") from error
+
+
+def _commitment(seed: bytes) -> bytes:
+    return hashlib.sha256(packed_text("commitment", seed)).digest()
+
+
+def _directory(identities: Iterable[Identity]) -> bytes:
+    ordered = sorted(identities, key=lambda each: each.name)
+    parts = [part for i in ordered for part in (i.name, i.verify_key, i.encryption_key)]
+    return hashlib.sha256(packed_text(*parts)).digest()
+
+
+def _verify(key: bytes, signature: bytes, text: bytes, name: str) -> None:
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, text)
+    except (InvalidSignature, ValueError) as error:
+        raise ProtocolError(f"a key of {name!r} has no valid signature") from error
+
+
+def _require(condition: bool, text: str) -> None:
+    if not condition:
+        raise ProtocolError(text)
