@@ -107,8 +107,9 @@ class SegmentSum:
         keys: the outputs to sum; None for all but the one named by `segment_ids`.
         robust_ok: whether the outputs are models to be averaged, so that a federation may use
             another aggregator than the mean.
-        fixed_point: whether each term is rounded to a multiple of `FIXED_POINT`, as secure sums
-            need it.
+        fixed_point: whether each term is rounded to a multiple of `FIXED_POINT`.
+        min_clients: above 0 the sum is secure: the engine reveals nothing else of the summed
+            outputs, and no sum of fewer clients. Such a sum is 0, with weight 0.
     """
 
     weights: Tensor
@@ -117,6 +118,7 @@ class SegmentSum:
     keys: tuple[str, ...] | None = None
     robust_ok: bool = False
     fixed_point: bool = False
+    min_clients: int = 0
 
     def summed_keys(self, outputs: Tree) -> tuple[str, ...]:
         """The names of the outputs to sum."""

@@ -49,13 +49,29 @@ class Accumulator:
     @property
     def weight(self) -> Tensor:
         """(segments,) the sum of the weights."""
+        columns = self._matrix().T.tolist()
+        weight = torch.tensor([math.fsum(column) for column in columns], dtype=torch.float64)
+        return torch.where(self._is_shown(), weight, 0.0)
+
+    def _matrix(self) -> Tensor:
         none = torch.zeros(1, self.reduce.num_segments, dtype=torch.float64)
-        columns = torch.cat([none, *self._weights]).T.tolist()
-        return torch.tensor([math.fsum(column) for column in columns], dtype=torch.float64)
+        return torch.cat([none, *self._weights])
+
+    def _is_shown(self) -> Tensor:
+        """(segments,) whether the segment has enough clients."""
+        return (self._matrix() != 0).sum(0) >= self.reduce.min_clients
 
     @property
     def sums(self) -> Tree:
         """(segments, …) the sum of each output; empty if no client replied."""
+        sums, is_shown = self._all_sums(), self._is_shown()
+        if bool(is_shown.all()):
+            return sums
+        for value in sums.values():
+            value[~is_shown.to(value.device)] = 0.0
+        return sums
+
+    def _all_sums(self) -> Tree:
         if self._rows is None:
             return {}
         # On CUDA the sums are packed: one kernel then divides all of them.

@@ -89,6 +89,7 @@ class Engine(Federation, Protocol):
 
     name: str
     holds_clients: bool  # whether the clients' state and data are in this process
+    has_secure_sums: bool  # whether `SegmentSum.min_clients` is kept
     device: torch.device  # the device of the server's tensors
     traffic: Traffic
     clock: Profiler

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from fedclade.core.federation import FIXED_POINT
 from fedclade.core.packed_tree import packed
 from fedclade.core.pytree import Tree
 
@@ -19,6 +20,7 @@ LARGEST = 1e12
 """No weight, gradient or loss of a healthy training run is larger than this. The squares of smaller
 numbers are finite.
 """
+UNSUMMABLE = "it has a number that is too large for a secure sum"
 Spec: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and dtype of each tensor of one client's reply."""
 
@@ -76,6 +78,22 @@ def rows_out_of_range(replies: Tree) -> list[int]:
         for row in suspects
         if not all(bool((value[row].abs() <= LARGEST).all()) for value in floats)
     ]
+
+
+def too_large_to_add(reply: Tree, weights: Tensor, clients: int) -> list[int]:
+    """The rows whose terms could make a sum in fixed point wrap around.
+
+    Args:
+        reply: the outputs that are summed.
+        weights: (rows,) the largest weight of each row.
+        clients: the number of clients of the sum.
+    """
+    limit = 2.0**63 * FIXED_POINT / clients
+    floats = [as_rows(value).abs().amax(1).cpu().double() for value in reply.values()]
+    if not floats:
+        return []
+    largest = torch.stack(floats).amax(0) * weights.abs()
+    return (~(largest < limit * (1 - 2.0**-40))).nonzero().flatten().tolist()
 
 
 def out_of_range_segment(segment: int, num_segments: int) -> str | None:

@@ -39,10 +39,12 @@ from fedclade.engines.profiler import Profiler
 from fedclade.engines.reply_validation import (
     EXAMPLES,
     LARGEST,
+    UNSUMMABLE,
     out_of_range_segment,
     rejection_reason,
     rows_out_of_range,
     spec_of,
+    too_large_to_add,
 )
 from fedclade.engines.worker_threads import ThreadPool, cores, keep_freed_memory
 from fedclade.errors import InvalidInputError, require, require_int
@@ -112,7 +114,7 @@ class Simulator:
     """
 
     name = "simulator"
-    holds_clients = True
+    holds_clients = has_secure_sums = True
     aggregator: Aggregator = "mean"
     server_update = ServerUpdate()
 
@@ -466,7 +468,10 @@ class Simulator:
         reduce = total.reduce if total is not None else None
         bytes_each = nbytes(reply) // max(1, len(places))
         with self.clock.phase("replies"):
-            accepted, reply, failures = self._accept(key, ids[places], reply, written or {}, reduce)
+            unsummable = self._unsummable(total, places, len(ids), reply)
+            accepted, reply, failures = self._accept(
+                key, ids[places], reply, written or {}, reduce, unsummable
+            )
         if written is not None:
             self.client_state.reserve(ids[places].to(self.device))
             written = tree_index(written, accepted.to(self.device)) if failures else written
@@ -488,14 +493,32 @@ class Simulator:
         collected.outputs.append(reply)
         collected.places.append(places[accepted])
 
+    @staticmethod
+    def _unsummable(
+        total: Accumulator | None, places: Tensor, clients: int, reply: Tree
+    ) -> list[int]:
+        """The rows of a chunk that a secure sum cannot hold."""
+        if total is None or not total.reduce.min_clients:
+            return []
+        weights = total.reduce.weights[places].double().cpu().reshape(len(places), -1).amax(1)
+        summed = {name: reply[name] for name in total.keys(reply)}
+        return too_large_to_add(summed, weights, clients)
+
     def _accept(
-        self, key: int, ids: Tensor, reply: Tree, written: Tree, reduce: SegmentSum | None
+        self,
+        key: int,
+        ids: Tensor,
+        reply: Tree,
+        written: Tree,
+        reduce: SegmentSum | None,
+        unsummable: Sequence[int] = (),
     ) -> tuple[Tensor, Tree, list[Failure]]:
         """The places of the accepted replies, these replies, and the failures of the others."""
         reasons = dict.fromkeys(
             rows_out_of_range(written),
             f"its client state has a number that is not finite or larger than {LARGEST:.0e}",
         )
+        reasons |= dict.fromkeys(unsummable, UNSUMMABLE)
         absent: set[int] = set()
         if self.faults is not None:
             reply, fault_reasons, absent = self._apply_faults(self.faults, key, ids, reply)

@@ -45,6 +45,12 @@ NEEDS: dict[Needs, str] = {
     "signatures": "each client's signature in clear",
     "probe": "each client's trained model in clear, which it runs on probe data",
 }
+NO_SECURE_SUM: dict[Needs, str] = {
+    "nothing": "sends nothing, so there is nothing to hide; leave privacy.secure_sum out",
+    "updates": "compares the models of single clients; use clade_groups or ifca",
+    "probe": "runs the models of single clients on probe data; use clade_groups or ifca",
+}
+"""Why the server cannot do with sums."""
 NO_CLIENT_PRIVACY: dict[Needs, str] = {
     "nothing": "sends nothing, so it needs no noise; leave privacy.epsilon out",
     "sum": "",
@@ -179,6 +185,10 @@ class Method(ABC, Generic[S]):
     def why_no_own_batch_norm(self) -> str:
         """Why clients cannot keep their own BatchNorm layers, as text; "" if they can."""
         return ""
+
+    def why_no_secure_sum(self) -> str:
+        """Why the server cannot do with sums (`privacy.secure_sum`), as text; "" if it can."""
+        return NO_SECURE_SUM.get(self.server_visibility, "")
 
     def why_no_client_privacy(self) -> str:
         """Why training cannot be differentially private for whole clients (`privacy.epsilon`), as

@@ -125,6 +125,9 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
     def encoder_source(self) -> str:
         return self.encoder
 
+    def why_no_secure_sum(self) -> str:
+        return "forms sums that overlap, whose differences show clients; use clade_groups"
+
     def init(self, fed: Federation, params: Tree, key: int) -> FLTState:
         encoder, everyone = Encoder(self.encoder_module), torch.arange(len(fed.sizes))
         weights, federated = (

@@ -95,6 +95,10 @@ class IFCA(LossSelectionMethod[IFCAState]):
         restarts = "compares restarts by losses without noise; set method.num_restarts = 1"
         return restarts if self.num_restarts > 1 else ""
 
+    def why_no_secure_sum(self) -> str:
+        restarts = "compares restarts by the clients' losses; set method.num_restarts = 1"
+        return restarts if self.num_restarts > 1 else ""
+
     def init(self, fed: Federation, params: Tree, key: int) -> IFCAState:
         state = IFCAState(
             stack([params]), torch.zeros(len(fed.sizes), dtype=torch.int64), rounds=torch.tensor(0)

@@ -68,6 +68,7 @@ class PrivacyBudget:
         self.clip = _FIRST_CLIP if clip is None else clip
         self.group_sizes = torch.zeros(0, dtype=torch.int64)
         self.rate, self.num_clients = 1.0, 0
+        self.shapes: dict[str, tuple[int, ...]] = {}  # of the last sums
         self._secret, self._rounds, self._round = secret, dict[int, _Round](), 0
         self._path: Path | None = None
 

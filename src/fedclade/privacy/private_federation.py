@@ -92,16 +92,15 @@ class PrivateFederation(FederationView):
             key=key,
             reduce=replace(reduce, weights=weights, keys=None, fixed_point=True),
         )
-        if not results.sums:
-            return results  # nobody answered
         own = {reduce.segment_ids} if isinstance(reduce.segment_ids, str) else set()
-        clipped = strip_prefix(CLIPPED, results.sums)
-        if len(clipped) != len(results.sums) or set(results.outputs) != own:
+        clipped = strip_prefix(CLIPPED, results.sums) if results.sums else self._zeros()
+        if len(clipped) < len(results.sums) or not set(results.outputs) <= own:
             raise FedcladeError(
                 f"privacy.epsilon: the program '{program.name}' sends more than models. Use another"
                 " method.",
                 "privacy.epsilon",
             )
+        self.budget.shapes = {name: tuple(value.shape) for name, value in clipped.items()}
         vector = flatten(clipped).double().cpu()
         # Rounding to fixed point moves each number of a contribution by half a unit at most.
         sensitivity = clip + math.sqrt(vector.shape[1]) * FIXED_POINT / 2
@@ -109,6 +108,16 @@ class PrivateFederation(FederationView):
         device = next(iter(clipped.values())).device
         noisy = unflatten(vector.to(device), clipped)
         return self._as_models(results, noisy, models, clip)
+
+    def _zeros(self) -> Tree:
+        """The sums of a round in which no sum was formed, which must not show."""
+        if not self.budget.shapes:
+            raise FedcladeError(
+                "privacy.epsilon: no client answered in the first round. Start again, with a larger"
+                " run.clients_per_round.",
+                "run.clients_per_round",
+            )
+        return {name: torch.zeros(shape) for name, shape in self.budget.shapes.items()}
 
     def _weights(self, ids: Tensor) -> Tensor:
         if self.max_examples is None:

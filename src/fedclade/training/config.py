@@ -393,6 +393,8 @@ class PrivacyConfig:
             within ε. With a value the run ends before ε is exceeded.
         max_examples: A client counts with its number of examples up to this number; None to count
             all clients alike.
+        secure_sum: Whether the server sees only sums over clients where it needs no more.
+        min_group: The least number of clients in a secure sum.
     """
 
     epsilon: float | None = None
@@ -400,6 +402,8 @@ class PrivacyConfig:
     clip: float | Literal["adaptive"] = "adaptive"
     noise_multiplier: float | None = None
     max_examples: int | None = None
+    secure_sum: bool = False
+    min_group: int = 3
 
     def __post_init__(self) -> None:
         _with_python_numbers(self)
@@ -430,6 +434,13 @@ class PrivacyConfig:
         )
         if self.max_examples is not None:
             require_int("privacy.max_examples", self.max_examples, 1, _MAX_COUNT)
+        require(
+            isinstance(self.secure_sum, bool),
+            "privacy.secure_sum",
+            self.secure_sum,
+            "must be true or false",
+        )
+        require_int("privacy.min_group", self.min_group, 2, _MAX_COUNT)
 
 
 @dataclass(frozen=True)

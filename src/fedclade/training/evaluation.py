@@ -102,7 +102,7 @@ def _evaluate(
         return Evaluation(state, assignment, ids, values, personalize, 0, Traffic())
 
     before = replace(engine.traffic)
-    assignment = setup.layer.assignment(engine, method, assignment, ids, key)
+    assignment = setup.layer.assignment(setup.sums, method, assignment, ids, key)
     traffic = Traffic(engine.traffic.up - before.up, engine.traffic.down - before.down)
     personalize = setup.layer.program(method)
     if is_final and engine.holds_clients and len(ids):  # once, for the evaluation and the result

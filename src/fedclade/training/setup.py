@@ -60,6 +60,7 @@ from fedclade.models import ModelSpec
 from fedclade.privacy.accounting import Release, epsilon_of, find_noise_multiplier
 from fedclade.privacy.budget import PrivacyBudget
 from fedclade.privacy.private_federation import PrivateFederation
+from fedclade.privacy.secure_sum_federation import SecureSumFederation
 from fedclade.training import encoders, plot_data
 from fedclade.training.config import (
     LocalConfig,
@@ -91,6 +92,7 @@ class RunSetup:
 
     engine: Engine
     federation: Federation  # what the method sees of the engine
+    sums: Federation  # the engine, with secure sums if the run has them
     clients: Clients | None  # None: they are not in this process
     metadata: ClientMetadata  # the clients that there are at the start; more may join
     method: Method
@@ -173,6 +175,10 @@ def prepare(run: TrainingRun) -> RunSetup:
     metrics = metrics_for(objective, metadata, run.metrics, engine.device, run.settings.metrics)
     _check_augmentation(objective, x)
     own_batch_norm = own_batch_norm_of(method, objective, run.local)
+    sums: Federation = engine
+    if run.privacy.secure_sum:
+        _check_secure_sum(run, method, engine)
+        sums = SecureSumFederation(engine, run.privacy.min_group)
     budget = None
     if run.privacy.epsilon is not None:
         _check_privacy(run, method, layer, objective, own_batch_norm)
@@ -180,11 +186,12 @@ def prepare(run: TrainingRun) -> RunSetup:
     return RunSetup(
         engine=engine,
         federation=federation_view(
-            own_batch_norm.federation(private_view(engine, method, run.privacy, budget)),
+            own_batch_norm.federation(private_view(sums, method, run.privacy, budget)),
             method,
             run.server,
             objective,
         ),
+        sums=sums,
         budget=budget,
         own_batch_norm=own_batch_norm,
         clients=run.clients,
@@ -264,13 +271,33 @@ def federation_view(
     return federation if update.is_mean else OptimizerFederation(federation, update)
 
 
+def _check_secure_sum(run: TrainingRun, method: Method, engine: Engine) -> None:
+    """Raise `InvalidInputError` if the sums of the run cannot be secure."""
+    reason = method.why_no_secure_sum()
+    require(
+        not reason, "privacy.secure_sum", run.privacy.secure_sum, f"method {method.name} {reason}"
+    )
+    require(
+        run.server.aggregator == "mean",
+        "server.aggregator",
+        run.server.aggregator,
+        "with privacy.secure_sum it must be 'mean': a robust mean needs the model of each client",
+    )
+    require(
+        engine.has_secure_sums,
+        "privacy.secure_sum",
+        run.privacy.secure_sum,
+        f"the engine '{engine.name}' has no secure sums; leave it out",
+    )
+
+
 def private_view(
-    engine: Engine, method: Method, privacy: PrivacyConfig, budget: PrivacyBudget | None
+    federation: Federation, method: Method, privacy: PrivacyConfig, budget: PrivacyBudget | None
 ) -> Federation:
     """The federation whose sums of models have noise, if the run has a budget."""
     if budget is None:
-        return engine
-    return PrivateFederation(engine, budget, method.without_noise, privacy.max_examples)
+        return federation
+    return PrivateFederation(federation, budget, method.without_noise, privacy.max_examples)
 
 
 def _check_privacy(

@@ -152,7 +152,7 @@ class RemoteFederation:
     """
 
     name = "flower"
-    holds_clients = False
+    holds_clients = has_secure_sums = False
     aggregator: Aggregator = "mean"
     server_update = ServerUpdate()
 
