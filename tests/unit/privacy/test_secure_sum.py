@@ -276,6 +276,28 @@ def test_a_second_unmasking_is_refused() -> None:
     # The attack: now the private key of node-4 as well.
     with pytest.raises(ProtocolError, match="revealed already"):
         party.reveal(session.number, total.answered[:4], ["node-4"])
+    with pytest.raises(ProtocolError, match="revealed already"):
+        party.reveal(session.number, total.answered, [])
+
+
+def test_groups_may_be_unmasked_one_after_another() -> None:
+    parties = Parties(4)
+    names = list(parties.parties)
+    session = parties.session({name: dict.fromkeys(names, 1) for name in ("a", "b")})
+    total = parties.aggregation(session)
+    for name in names[:3]:
+        total.add(name, parties.mask(session, name))
+    for group in ("a", "b"):
+        reveals = {
+            name: parties.parties[name].reveal("1", names[:3], names[3:], [group])
+            for name in names[:3]
+        }
+        assert all(reveal.masks.keys() == {group} for reveal in reveals.values())
+        sums = total.sums(reveals, [group])
+        assert np.array_equal(sums[group], plain_sum(session, set(names[:3]))[group])
+        assert sums.keys() == {group}
+    with pytest.raises(ProtocolError, match="unknown groups"):
+        parties.parties["node-0"].reveal("1", names[:3], names[3:], ["c"])
 
 
 def test_a_replayed_round_is_refused() -> None:
@@ -350,7 +372,7 @@ def _deal_of_another_run(parties: Parties) -> None:
     [
         (_deal_of_another, "no valid signature"),
         (_unsigned_deal, "no valid signature"),
-        (_changed_shares, "no valid signature"),
+        (_changed_shares, "are damaged"),
         (_deal_to_others, "dealt to other parties"),
         (_deal_of_another_run, "no valid signature"),
     ],

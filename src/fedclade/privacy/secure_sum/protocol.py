@@ -92,7 +92,8 @@ class Deal:
         public_key: its X25519 key of the round.
         commitments: the hash of each self-mask's seed; one for each group that it may be in.
         directory: a hash of the identities that it has dealt to.
-        shares: the encrypted shares for each party.
+        shares: the encrypted shares for each party. Only the dealer and that party have their key,
+            so they need no signature, and a party needs only its own.
         signature: of everything else and the run.
     """
 
@@ -105,9 +106,7 @@ class Deal:
     signature: bytes
 
     def signed_text(self, run: str) -> bytes:
-        pairs = [part for name in sorted(self.shares) for part in (name, self.shares[name])]
-        content = hashlib.sha256(packed_text(*pairs)).digest()
-        head = (self.name, self.number, self.public_key, self.directory, content)
+        head = (self.name, self.number, self.public_key, self.directory)
         return packed_text("deal", run, *head, *self.commitments)
 
 
@@ -174,7 +173,9 @@ class _Round:
     """What a party remembers of a round, until it has revealed."""
 
     session: Session
-    shares: dict[str, bytes] = field(default_factory=dict)
+    shares: dict[str, list[int]]  # those that each party dealt to this one
+    lists: tuple[frozenset[str], frozenset[str]] | None = None  # who answered, who did not
+    revealed: set[str] = field(default_factory=set)  # the groups
 
 
 class Party:
@@ -264,6 +265,9 @@ class Party:
         _require(number in self._dealt, "the own deal is unknown or was used already")
         own_groups = {name for name, members in session.groups.items() if self.name in members}
         _require(own_groups == set(vectors), "groups without a vector, or vectors without a group")
+        shares = {
+            deal.name: self._opened(deal.name, session, deal.shares[self.name]) for deal in deals
+        }
         self._used.add(session.number)
         dealt = self._dealt.pop(number)
         others = [name for name in session.public_keys if name != self.name]
@@ -280,37 +284,47 @@ class Party:
                     words = mask(seed, len(vector))
                     total = total + words if name == high else total - words
             result[group] = total
-        shares = {deal.name: deal.shares[self.name] for deal in deals}
         self._rounds = {session.number: _Round(session, shares)}
         return result
 
-    def reveal(self, number: str, answered: Iterable[str], dropped: Iterable[str]) -> Reveal:
-        """The shares that unmask the sum, for the second exchange of a round; only once.
+    def reveal(
+        self,
+        number: str,
+        answered: Iterable[str],
+        dropped: Iterable[str],
+        groups: Iterable[str] | None = None,
+    ) -> Reveal:
+        """The shares that unmask the sums of these groups, for the second exchange of a round. Each
+        group is revealed once, and always for the same parties.
 
         Args:
             number: the session.
             answered: the parties whose masked vectors are in the sum.
             dropped: the parties that did not answer.
+            groups: the groups; None for all. Those with too few clients are left out.
         """
-        _require(number in self._rounds, f"round {number} is unknown or was revealed already")
-        here = self._rounds[number].session
-        answered, dropped = set(answered), set(dropped)
-        _require(not answered & dropped, "a party that both answered and dropped out")
-        _require(answered | dropped == set(here.public_keys), "other parties than in this round")
+        _require(number in self._rounds, f"round {number} is unknown")
+        state = self._rounds[number]
+        here, lists = state.session, (frozenset(answered), frozenset(dropped))
+        present, gone = lists
+        _require(not present & gone, "a party that both answered and dropped out")
+        _require(present | gone == set(here.public_keys), "other parties than in this round")
         threshold = threshold_of(len(self._identities))
-        _require(len(answered) >= threshold, f"only {len(answered)} parties answered")
-        _require(self.name in answered, "the own answer is missing")
-        shares = self._rounds.pop(number).shares
-        keys, masks = {}, {}
-        opened = {name: self._opened(name, here, shares[name]) for name in here.public_keys}
-        for name in dropped:
-            keys[name] = opened[name][0]
-        for group, members in here.groups.items():
-            present = {name for name in members if name in answered}
-            if sum(members[name] for name in present) < here.min_clients:
-                continue  # too few clients: this sum stays masked
-            masks[group] = {name: opened[name][1 + here.slot_of(name, group)] for name in present}
-        return Reveal(masks, keys)
+        _require(len(present) >= threshold, f"only {len(present)} parties answered")
+        _require(self.name in present, "the own answer is missing")
+        _require(state.lists in (None, lists), "other parties than when it was revealed already")
+        wanted = set(here.groups) if groups is None else set(groups)
+        _require(wanted <= here.groups.keys(), "unknown groups")
+        _require(not wanted & state.revealed, "a group that was revealed already")
+        state.lists, state.revealed = lists, state.revealed | wanted
+        masks = {}
+        for group in wanted:
+            members = [name for name in here.groups[group] if name in present]
+            if sum(here.groups[group][name] for name in members) >= here.min_clients:
+                masks[group] = {
+                    name: state.shares[name][1 + here.slot_of(name, group)] for name in members
+                }
+        return Reveal(masks, {name: state.shares[name][0] for name in gone})
 
     def _accept(self, identities: Sequence[Identity]) -> None:
         """Check the identities, and keep them for the run."""
@@ -426,18 +440,20 @@ class Aggregation:
     def dropped(self) -> list[str]:
         return sorted(self.session.public_keys.keys() - self._masked.keys())
 
-    def is_complete(self, reveal: Reveal) -> bool:
-        """Whether a party revealed all shares that are needed."""
+    def is_complete(self, reveal: Reveal, groups: Iterable[str] | None = None) -> bool:
+        """Whether a party revealed all shares that the sums of these groups need."""
         return set(self.dropped) <= reveal.keys.keys() and all(
             set(present) <= reveal.masks.get(group, {}).keys()
-            for group, present in self._present().items()
+            for group, present in self._present(groups).items()
         )
 
-    def _present(self) -> dict[str, list[str]]:
+    def _present(self, groups: Iterable[str] | None = None) -> dict[str, list[str]]:
         """The parties whose vectors are in the sum of each group that has enough clients."""
+        wanted = set(self.session.groups) if groups is None else set(groups)
         present = {
             group: [name for name in members if name in self._masked]
             for group, members in self.session.groups.items()
+            if group in wanted
         }
         return {
             group: names
@@ -460,11 +476,14 @@ class Aggregation:
             )
         self._masked[name] = dict(masked)
 
-    def sums(self, reveals: Mapping[str, Reveal]) -> dict[str, Words]:
+    def sums(
+        self, reveals: Mapping[str, Reveal], groups: Iterable[str] | None = None
+    ) -> dict[str, Words]:
         """The sum over the parties that answered, for each group with enough clients.
 
         Args:
             reveals: what the parties revealed, complete.
+            groups: the groups; None for all.
         """
         threshold = threshold_of(len(self._parties))
         _require(
@@ -487,7 +506,7 @@ class Aggregation:
                 public_key_of(key) == self.session.public_keys[name],
                 f"the shares of {name!r} do not fit",
             )
-        for group, present in self._present().items():
+        for group, present in self._present(groups).items():
             members, length = self.session.groups[group], self._lengths[group]
             total = np.zeros(length, np.uint64)
             for name in present:
