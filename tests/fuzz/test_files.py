@@ -32,6 +32,7 @@ from fedclade.data import readers
 from fedclade.data.encoding import encoding_from_json
 from fedclade.errors import FedcladeError
 from fedclade.io import checkpoint
+from fedclade.io.run_dir import RunDirectory
 from fedclade.models import ConvAutoencoder
 from fedclade.training import encoders, experiment_file, plot_data
 
@@ -360,6 +361,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "differences": {"in_words": ["Clade is better."]},
     }
     (out / "comparison.json").write_text(json.dumps(compared))
+    planned = [{"name": name, "title": "clade", "rounds": 2} for name in ("run", "clade-seed1")]
+    RunDirectory(out).write_plan(planned)
     return out
 
 
@@ -369,6 +372,7 @@ IN_RUNS = [
     "clients.csv",
     "experiment.toml",
     "comparison.json",
+    "plan.json",
     "diagnosis.json",
     plot_data.FILE,
 ]

@@ -114,8 +114,9 @@ def execute(
     resume: bool,
     run: Callable[[Experiment], Result],
 ) -> list[dict[str, Any]]:
-    """Execute the runs, each in its own subfolder, and write comparison.json: the rows of the
-    table, the runs and the significant differences.
+    """Execute the runs, each in its own subfolder. Write plan.json before the first, the list of
+    the runs, and comparison.json after the last: the rows of the table, the runs and the
+    significant differences.
 
     Args:
         experiments: the runs.
@@ -134,6 +135,17 @@ def execute(
         )
     for experiment in experiments:  # fail before the first run starts
         RunDirectory.open(folder / experiment.label, resume)
+    folder.mkdir(parents=True, exist_ok=True)
+    RunDirectory(folder).write_plan(
+        [
+            {
+                "name": experiment.label,
+                "title": experiment.title,
+                "rounds": experiment.run.rounds,
+            }
+            for experiment in experiments
+        ]
+    )
     summaries: dict[str, list[Summary]] = {}
     measured: list[significance.Measured] = []
     for experiment in experiments:

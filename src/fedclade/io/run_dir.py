@@ -176,6 +176,14 @@ class RunDirectory:
         """Write comparison.json, which a folder of several runs has."""
         self._write("comparison.json", json.dumps(comparison, indent=2) + "\n")
 
+    def write_plan(self, runs: list[dict[str, Any]]) -> None:
+        """Write plan.json: all runs of a comparison, before the first begins."""
+        self._write("plan.json", json.dumps({"runs": runs}, indent=2) + "\n")
+
+    def plan(self) -> list[dict[str, Any]]:
+        """The runs of plan.json: `name`, `title` and `rounds` of each."""
+        return list(schemas.read(self.folder / "plan.json", schemas.plan)["runs"])
+
     def comparison(self) -> dict[str, Any]:
         """The content of comparison.json."""
         return schemas.read(self.folder / "comparison.json", schemas.comparison)

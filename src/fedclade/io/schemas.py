@@ -156,6 +156,11 @@ def comparison(text: str) -> Table:
     return _validated(_Comparison, safe_read.parse_json(text))
 
 
+def plan(text: str) -> Table:
+    """plan.json, which a folder of several runs has."""
+    return _validated(_Plan, safe_read.parse_json(text))
+
+
 def adapter(text: str) -> Table:
     """adapter.json, which a run has if it trained an adapter of peft."""
     return _validated(_Adapter, safe_read.parse_json(text))
@@ -293,6 +298,16 @@ class _Study(_Open):
 
 class _Differences(_Open):
     in_words: list[Text] = []
+
+
+class _PlannedRun(BaseModel):
+    name: Text
+    title: Text
+    rounds: Whole
+
+
+class _Plan(_Open):
+    runs: list[_PlannedRun]
 
 
 class _Comparison(_Open):

@@ -108,6 +108,7 @@ def test_a_process_prints_the_table_and_writes_comparison_and_runs(tmp_path: Pat
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "comparison.json",
         *labels,
+        "plan.json",
         "report.html",
     ]
     for label in labels:

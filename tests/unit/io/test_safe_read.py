@@ -105,6 +105,7 @@ READ: dict[str, tuple[str, Callable[[Path], object]]] = {
     "clients": ("clients.csv", lambda path: RunDirectory(path.parent).read_clients(3)),
     "tables": ("experiment.toml", lambda path: RunDirectory(path.parent).tables()),
     "comparison": ("comparison.json", lambda path: RunDirectory(path.parent).comparison()),
+    "plan": ("plan.json", lambda path: RunDirectory(path.parent).plan()),
     "diagnosis": ("diagnosis.json", lambda path: report.collect([path.parent])),
     "download": ("a.gz", lambda path: download.wrong(path, File("a.gz", "", 1, ""))),
 }

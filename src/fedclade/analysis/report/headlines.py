@@ -1,11 +1,15 @@
-"""The headline: the result of a run in one sentence."""
+"""Title and headline of a page: its data, and the result in one or two sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from fedclade.analysis.report.load import StoredRun
+from fedclade.analysis.report.load import Row, StoredRun
 from fedclade.analysis.report.metric import ACCURACY, Metric
+from fedclade.analysis.report.run_progress import Progress
+from fedclade.analysis.report.verdict import short_verdict, verdict
+from fedclade.analysis.significance import Differences
 
 # Settings that do not change the training.
 _IGNORED = {"run": ("eval_every", "checkpoint_every", "metrics"), "personal": ("every",)}
@@ -38,25 +42,67 @@ def headline(run: StoredRun, metric: Metric, others: Sequence[StoredRun]) -> str
     return "; ".join(parts) + "."
 
 
-def overall(labels: Sequence[tuple[str, float | None]], metric: Metric) -> str:
-    """Which of several runs is best."""
-    known = [(label, value) for label, value in labels if value is not None]
-    if len(known) < 2:
-        return f"{len(labels)} runs."
-    best = sorted(known, key=lambda entry: entry[1], reverse=metric.higher_is_better)
-    (first, top), (second, next_best) = best[:2]
+def title(
+    runs: Sequence[StoredRun],
+    diagnoses: Sequence[tuple[str, Row]],
+    metric: Metric,
+    differences: Differences | None,
+    progress: Progress | None,
+) -> str:
+    """The data, the number of clients, and the verdict."""
+    if not runs:
+        about = diagnoses[0][1].get("about", {})
+        data = Path(str(about.get("dataset") or diagnoses[0][0])).stem
+        kind = diagnoses[0][1].get("kind")
+        return f"{_with_clients(data, about.get('clients'))}: {kind or 'diagnosis'}"
+    data = " and ".join(dict.fromkeys(run.data_name for run in runs))
+    counts = {run.summary["clients"] for run in runs if run.summary is not None}
+    place = _with_clients(data, counts.pop() if len(counts) == 1 else None)
+    if progress is not None:
+        if progress.runs > 1:
+            return f"{place}: {progress.finished} of {progress.runs} runs finished"
+        return f"{place}: {runs[0].method}, round {progress.round} of {progress.rounds}"
+    if len(runs) == 1:
+        score = runs[0].last.get(metric.key)
+        result = "" if score is None else f", {metric.label.lower()} {metric.text(score)}"
+        return f"{place}: {runs[0].method}{result}"
+    if differences is None or differences.best is None:
+        return f"{place}: {len(runs)} runs"
+    return f"{place}: {short_verdict(differences)}"
+
+
+def top(
+    runs: Sequence[StoredRun],
+    diagnoses: Sequence[tuple[str, Row]],
+    metric: Metric,
+    differences: Differences | None,
+    progress: Progress | None,
+) -> str:
+    """The first sentences of a page: the verdict of a comparison, the result of a single run."""
+    if not runs:
+        content = diagnoses[0][1]
+        return str(content.get("headline") or next(iter(content.get("sentences", ())), ""))
+    if len(runs) == 1:
+        return headline(runs[0], metric, runs)
+    if progress is not None:
+        return _so_far(runs, metric)
+    return verdict(differences) if differences is not None else ""
+
+
+def _so_far(runs: Sequence[StoredRun], metric: Metric) -> str:
+    """The leader of runs that are not all finished. Nothing is decided before the end."""
+    known = [(run.name, score) for run in runs if (score := run.last.get(metric.key)) is not None]
+    if not known:
+        return "Nothing evaluated yet."
+    first, best = sorted(known, key=lambda entry: entry[1], reverse=metric.higher_is_better)[0]
     return (
-        f"Of the {len(known)} compared, {first} is best for the mean client: {metric.label.lower()}"
-        f" {metric.text(top)}; next is {second} with {metric.text(next_best)}."
+        f"So far {first} leads: {metric.label.lower()} {metric.text(best)}. The verdict follows"
+        " when all runs are finished."
     )
 
 
-def progress(run: StoredRun) -> str | None:
-    """The current round of an unfinished run; None for a finished run."""
-    if run.summary is not None:
-        return None
-    done, rounds = (run.rounds[-1]["round"] if run.rounds else 0), run.tables["run"]["rounds"]
-    return f"Round {done} of {rounds}: the run is not finished."
+def _with_clients(data: str, clients: int | None) -> str:
+    return data if clients is None else f"{data}, {clients:,} clients"
 
 
 def _groups(run: StoredRun) -> str:

@@ -17,6 +17,7 @@ SCRIPTS = (
     "state.js",
     "plot.js",
     "charts.js",
+    "dots.js",
     "matrix.js",
     "tree.js",
     "table.js",

@@ -40,6 +40,22 @@ class StoredRun:
         return str(self.tables["method"]["name"])
 
     @property
+    def data_name(self) -> str:
+        """The name of the data set, or of its file without the folder."""
+        table = self.tables.get("data", {})
+        dataset = (self.summary or {}).get("dataset") or "clients"
+        return str(table.get("name") or Path(str(table.get("path") or dataset)).stem)
+
+    @property
+    def rounds_planned(self) -> int:
+        return int(self.tables["run"]["rounds"])
+
+    @property
+    def round_reached(self) -> int:
+        """The number of the last finished round."""
+        return int(self.rounds[-1]["round"]) if self.rounds else 0
+
+    @property
     def last(self) -> Row:
         """The newest results: the summary, or the row of the last evaluation."""
         evaluated = [row for row in self.rounds if "loss" in row]
@@ -47,14 +63,29 @@ class StoredRun:
 
 
 @dataclass(frozen=True)
+class PlannedRun:
+    """A run of a comparison, which may not have begun.
+
+    Args:
+        name: the name of its folder.
+        title: its title, without the seed.
+        rounds: its number of rounds.
+    """
+
+    name: str
+    title: str
+    rounds: int
+
+
+@dataclass(frozen=True)
 class ReportData:
-    """The contents of folders. `differences` are the sentences of comparisons about significant
-    differences.
+    """The contents of folders. `planned` has all runs of a comparison that may be running; it is
+    empty for other folders.
     """
 
     runs: list[StoredRun]
     diagnoses: list[tuple[str, Row]]
-    differences: list[str]
+    planned: list[PlannedRun]
 
 
 def read(folders: Sequence[Path]) -> ReportData:
@@ -65,14 +96,15 @@ def read(folders: Sequence[Path]) -> ReportData:
         )
     titles: dict[Path, str] = {}
     diagnoses: list[Path] = []
-    differences: list[str] = []
+    planned: list[PlannedRun] = []
     for path in folders:
         if not path.is_dir():
             raise InvalidInputError(f"report: no folder '{path}'.", str(path))
         folder = path.resolve()
-        compared = (
-            RunDirectory(folder).comparison() if (folder / "comparison.json").exists() else {}
-        )
+        store = RunDirectory(folder)
+        compared = store.comparison() if (folder / "comparison.json").exists() else {}
+        if len(folders) == 1 and (folder / "plan.json").exists():
+            planned = [PlannedRun(**run) for run in store.plan()]
         inside = [folder, *_children(folder, compared)]
         run_titles = {
             child: _title(child.name, compared)
@@ -88,7 +120,6 @@ def read(folders: Sequence[Path]) -> ReportData:
             )
         titles |= run_titles
         diagnoses += diagnosed
-        differences += compared.get("differences", {}).get("in_words", [])
     runs = [
         _run(name, titles[path], path)
         for name, path in zip(_names(list(titles)), titles, strict=True)
@@ -99,7 +130,7 @@ def read(folders: Sequence[Path]) -> ReportData:
             (path.name, schemas.read(path / "diagnosis.json", schemas.diagnosis))
             for path in dict.fromkeys(diagnoses)
         ],
-        list(dict.fromkeys(differences)),
+        planned,
     )
 
 

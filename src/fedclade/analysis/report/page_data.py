@@ -10,9 +10,18 @@ from typing import Any
 
 import fedclade
 from fedclade.analysis.report import headlines
-from fedclade.analysis.report.comparison_section import compared
-from fedclade.analysis.report.load import Row, StoredRun, read
+from fedclade.analysis.report.comparison_section import (
+    compared,
+    curves,
+    forest,
+    pair_rows,
+    tested,
+    typical_run,
+)
+from fedclade.analysis.report.figure_descriptions import Figure
+from fedclade.analysis.report.load import ReportData, StoredRun, read
 from fedclade.analysis.report.metric import METRICS, Metric, short
+from fedclade.analysis.report.run_progress import progress_of
 from fedclade.analysis.report.run_section import mix, section
 
 # Limits for a page of one run; with many runs each shows less, so that the page stays small.
@@ -25,24 +34,50 @@ def collect(folders: Sequence[Path]) -> dict[str, Any]:
     contents = read([Path(folder) for folder in folders])
     runs, diagnoses = contents.runs, contents.diagnoses
     metric = _metric(runs)
-    rows = compared(runs, metric) if len(runs) > 1 else None
+    several = len(runs) > 1 or len(contents.planned) > 1
+    rows = compared(runs, metric) if several else None
+    differences = tested(runs) if several else None
+    progress = progress_of(runs, contents.planned) if runs else None
     mixes = _UniqueList()
     return {
         "version": fedclade.__version__,
-        "title": _title(runs, [name for name, _ in diagnoses]),
-        "headline": _headline(runs, diagnoses, rows, metric),
+        "title": headlines.title(runs, diagnoses, metric, differences, progress),
+        "headline": headlines.top(runs, diagnoses, metric, differences, progress),
         "metric": {
             "key": metric.key,
             "label": metric.label,
             "unit": metric.unit,
             "higher": metric.higher_is_better,
         },
+        "progress": None if progress is None else progress.to_json(),
         "runs": [_run_data(run, metric, runs, mixes) for run in runs],
+        "opened": typical_run(rows, runs, metric) if rows else None,
         "compared": rows,
-        "differences": contents.differences,
-        "diagnoses": [{"name": name, "diagnosis": short(content)} for name, content in diagnoses],
+        "waiting": _waiting(contents),
+        "differences": list(differences.in_words) if differences is not None else [],
+        "pairs": pair_rows(differences) if differences is not None else [],
+        "figures": _without_none(
+            {
+                "curves": curves(rows, metric) if rows else None,
+                "differences": forest(differences, rows) if differences and rows else None,
+            }
+        ),
+        "diagnoses": [
+            {"name": name, "diagnosis": short(content), "figures": {}}
+            for name, content in diagnoses
+        ],
         "mixes": mixes.items,
     }
+
+
+def _waiting(contents: ReportData) -> list[str]:
+    """The runs of a comparison that have not begun."""
+    begun = {run.name for run in contents.runs}
+    return [run.name for run in contents.planned if run.name not in begun]
+
+
+def _without_none(figures: dict[str, Figure | None]) -> dict[str, Figure]:
+    return {name: figure for name, figure in figures.items() if figure is not None}
 
 
 def _run_data(
@@ -51,7 +86,7 @@ def _run_data(
     side = max(_LEAST_SIDE, min(_SIDE, round(_SIDE / math.sqrt(max(1, len(runs) - 2)))))
     heading = {
         "headline": headlines.headline(run, metric, runs),
-        "progress": headlines.progress(run),
+        "progress": _progress(run),
         "cohort": _cohort(run),
     }
     return (
@@ -59,6 +94,12 @@ def _run_data(
         | section(run, metric, min(_CLIENTS, _ALL_CLIENTS // len(runs)), side)
         | {"mix": mixes.index_of(mix(run))}
     )
+
+
+def _progress(run: StoredRun) -> str | None:
+    """How far an unfinished run is; None for a finished run."""
+    progress = progress_of([run], [])
+    return None if progress is None else progress.in_words()
 
 
 def _cohort(run: StoredRun) -> str:
@@ -81,31 +122,6 @@ def _metric(runs: Sequence[StoredRun]) -> Metric:
         ),
         METRICS[0],
     )
-
-
-def _title(runs: Sequence[StoredRun], diagnosed: Sequence[str]) -> str:
-    if not runs:
-        return f"Diagnosis of {', '.join(diagnosed)}"
-    data = " and ".join(
-        dict.fromkeys(str(run.tables.get("data", {}).get("name", "clients")) for run in runs)
-    )
-    if len(runs) == 1:
-        return f"{runs[0].method} on {data}"
-    return f"{len(runs)} runs on {data}"
-
-
-def _headline(
-    runs: Sequence[StoredRun],
-    diagnoses: Sequence[tuple[str, Row]],
-    rows: Sequence[dict[str, Any]] | None,
-    metric: Metric,
-) -> str:
-    if rows is not None:
-        return headlines.overall([(row["label"], row["score"]) for row in rows], metric)
-    if runs:
-        return headlines.headline(runs[0], metric, runs)
-    diagnosis = diagnoses[0][1]
-    return str(diagnosis.get("headline") or next(iter(diagnosis.get("sentences", ())), ""))
 
 
 class _UniqueList:

@@ -1,10 +1,12 @@
-"""Figures for papers, from the data of the page: PNG, SVG and PDF, the same bytes every time."""
+"""Figures for papers, from the descriptions that the page draws: PNG, SVG and PDF, the same bytes
+every time.
+"""
 
 from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedclade.analysis.report.similarity_layout import MIXED
+from fedclade.analysis.report.figure_descriptions import OTHER, OTHERS
 from fedclade.errors import InvalidInputError, nearest
 
 FORMATS = ("png", "svg", "pdf")
 # The colors of Okabe and Ito, without yellow, which is hard to see on white. Markers differ too, so
 # that color is never the only difference.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5BB5", "#000000")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_GRAY = "0.45"
 _STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -28,6 +31,7 @@ _STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "savefig.dpi": 200,
     "svg.hashsalt": "fedclade",
+    "svg.fonttype": "none",  # text stays text: it can be searched and edited
     "pdf.fonttype": 42,
 }
 # Remove dates and versions, so that files are reproducible.
@@ -36,7 +40,7 @@ _METADATA: dict[str, dict[str, Any]] = {
     "svg": {"Date": None},
     "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
 }
-_MAX_LEGEND = 12  # groups
+_SHORT_LEGEND = 5  # entries that fit into the axes
 
 
 def draw(data: dict[str, Any], out: Path, formats: Sequence[str]) -> list[Path]:
@@ -60,24 +64,30 @@ def draw(data: dict[str, Any], out: Path, formats: Sequence[str]) -> list[Path]:
 
 
 def _figures(data: dict[str, Any]) -> list[tuple[str, Figure]]:
-    figures: list[tuple[str, Figure]] = []
-    if data["compared"]:
-        figures.append(("curves", _compared(data)))
+    """The figures of the comparison, of the diagnoses and of each run, with their names."""
+    described = list(data["figures"].items())
+    for diagnosis in data["diagnoses"]:
+        described += [
+            (f"diagnosis-{name}", figure) for name, figure in diagnosis["figures"].items()
+        ]
+    figures = [(name, _drawn(figure, {})) for name, figure in described]
     for run in data["runs"]:
         prefix = (
             f"{re.sub(r'[^A-Za-z0-9._-]+', '-', run['name'])}-" if len(data["runs"]) > 1 else ""
         )
-        if any(value is not None for value in run["rounds"]["value"]):
-            figures.append((f"{prefix}curves", _curves(run, data["metric"])))
-        if run["map"]:
-            figures += [
-                (f"{prefix}map", _map(run)),
-                (f"{prefix}matrix", _matrix(run)),
-                (f"{prefix}dendrogram", _dendrogram(run)),
-            ]
-        if run["clients"] and any(value is not None for value in run["clients"].get("value", ())):
-            figures.append((f"{prefix}distribution", _distribution(run, data["metric"])))
+        for name, figure in run["figures"].items():
+            figures.append((f"{prefix}{name}", _drawn(figure, run["colors"])))
     return figures
+
+
+def _drawn(figure: dict[str, Any], colors: Mapping[int, int]) -> Figure:
+    """The figure of a description.
+
+    Args:
+        figure: the description.
+        colors: the color of each group.
+    """
+    return _DRAW[figure["kind"]](figure, colors)
 
 
 def _new(width: float, height: float) -> tuple[Figure, Axes]:
@@ -85,133 +95,159 @@ def _new(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
-def _label(metric: dict[str, Any]) -> str:
-    return f"{metric['label']} ({metric['unit']})" if metric["unit"] else str(metric["label"])
+def _style(color: int) -> dict[str, Any]:
+    if color < 0:
+        return {"color": _GRAY, "marker": "o"}
+    return {"color": _COLORS[color], "marker": _MARKERS[color]}
 
 
-def _line_style(index: int) -> dict[str, Any]:
-    return {"color": _COLORS[index % len(_COLORS)], "marker": _MARKERS[index % len(_MARKERS)]}
-
-
-def _color(group: int) -> str:
-    return "0.45" if group < 0 else _COLORS[group % len(_COLORS)]
-
-
-def _compared(data: dict[str, Any]) -> Figure:
+def _lines(described: dict[str, Any], _: Mapping[int, int]) -> Figure:
     figure, axes = _new(4.5, 3)
-    for index, row in enumerate(data["compared"]):
-        if row["curve"]:
-            rounds, mean, low, high = np.array(row["curve"], float).T
-            axes.plot(
-                rounds,
-                mean,
-                label=row["label"],
-                markersize=4,
-                markevery=max(1, len(rounds) // 10),
-                **_line_style(index),
-            )
-            axes.fill_between(rounds, low, high, color=_color(index), alpha=0.15, linewidth=0)
-    axes.set(xlabel="Round", ylabel=_label(data["metric"]))
-    if axes.lines:
-        axes.legend()
-    return figure
-
-
-def _curves(run: dict[str, Any], metric: dict[str, Any]) -> Figure:
-    figure, axes = _new(4.5, 3)
-    for index, (column, name) in enumerate((("value", "mean client"), ("worst", "worst tenth"))):
-        known = [
-            (number, value)
-            for number, value in zip(run["rounds"]["round"], run["rounds"][column], strict=True)
-            if value is not None
-        ]
-        if known:
-            axes.plot(
-                *zip(*known, strict=True),
-                label=name,
-                markersize=4,
-                markevery=max(1, len(known) // 10),
-                **_line_style(index),
-            )
-    axes.set(xlabel="Round", ylabel=_label(metric))
-    axes.legend()
-    return figure
-
-
-def _map(run: dict[str, Any]) -> Figure:
-    figure, axes = _new(4, 3.5)
-    x, y, cluster = (np.array(run["map"][name]) for name in ("x", "y", "cluster"))
-    groups = np.unique(cluster)
-    for group in groups:
-        members = cluster == group
-        style = _line_style(int(group)) if group >= 0 else {"color": "0.45", "marker": "o"}
-        axes.scatter(
-            x[members],
-            y[members],
-            s=12,
-            alpha=0.7,
-            linewidths=0,
-            label=f"group {group}" if group >= 0 else "no group yet",
-            **style,
+    grays = [line for line in described["series"] if line["color"] < 0]
+    for line in described["series"]:
+        x, y = zip(*line["points"], strict=True)
+        others = f"{OTHERS} ({len(grays)})" if grays and line is grays[0] else "_"
+        axes.plot(
+            x,
+            y,
+            label=others if line["color"] < 0 else line["name"],
+            markersize=4,
+            markevery=max(1, len(x) // 10),
+            linestyle="--" if line.get("dashed") else "-",
+            **_style(line["color"]),
         )
-    axes.set(xlabel="First component", ylabel="Second component")
-    if 1 < len(groups) <= _MAX_LEGEND:
-        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+        if "band" in line:
+            x, low, high = zip(*line["band"], strict=True)
+            color = _style(line["color"])["color"]
+            axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+    axes.set(xlabel=described["x"]["label"], ylabel=described["y"]["label"])
+    if described.get("fromZero"):
+        axes.set_ylim(0, None)
+    if len(described["series"]) > 1:
+        axes.legend(**_beside(len(described["series"])))
     return figure
 
 
-def _matrix(run: dict[str, Any]) -> Figure:
-    matrix = run["matrix"]
+def _beside(entries: int) -> dict[str, Any]:
+    """A long legend is beside the axes."""
+    if entries <= _SHORT_LEGEND:
+        return {}
+    return {"fontsize": 7, "loc": "center left", "bbox_to_anchor": (1, 0.5)}
+
+
+def _rows(described: dict[str, Any], _: Mapping[int, int]) -> Figure:
+    """Dots with intervals, or bars, a row for each name."""
+    rows = described["rows"]
+    figure, axes = _new(4.5, 0.9 + 0.24 * len(rows))
+    for place, row in enumerate(rows):
+        style = _style(row.get("color", 0))
+        if described["kind"] == "bars":
+            axes.barh(place, row["value"], color=style["color"], height=0.6)
+            continue
+        if "low" in row:
+            axes.plot([row["low"], row["high"]], [place, place], color=style["color"], lw=1.5)
+        axes.plot([row["value"]], [place], markersize=6, linestyle="none", **style)
+    for value, name in described["rules"]:
+        axes.axvline(value, color="black", linestyle="--", linewidth=0.8)
+        axes.annotate(
+            name, (value, 1), xycoords=("data", "axes fraction"), ha="center", va="bottom"
+        )
+    axes.set(
+        xlabel=described["x"]["label"],
+        yticks=range(len(rows)),
+        yticklabels=[row["name"] for row in rows],
+        ylim=(len(rows) - 0.5, -0.5),
+    )
+    return figure
+
+
+def _map(described: dict[str, Any], colors: Mapping[int, int]) -> Figure:
+    figure, axes = _new(4, 3.5)
+    x, y, groups = (np.array(described[name]) for name in ("px", "py", "groups"))
+    shown = {group: colors.get(int(group), OTHER) for group in np.unique(groups)}
+    for group, color in shown.items():
+        members = groups == group
+        label = f"group {group}" if color >= 0 else None
+        axes.scatter(
+            x[members], y[members], s=12, alpha=0.7, linewidths=0, label=label, **_style(color)
+        )
+    others = sum(color < 0 for group, color in shown.items() if group >= 0)
+    if others:
+        axes.plot([], [], linestyle="none", label=f"{OTHERS} ({others} groups)", **_style(OTHER))
+    for place, name in enumerate(described["names"] or ()):
+        axes.annotate(name, (x[place], y[place]), (3, 3), textcoords="offset points", fontsize=6)
+    axes.set(xlabel=described["x"]["label"], ylabel=described["y"]["label"])
+    if len(shown) > 1:
+        axes.legend(**_beside(len(shown) + _SHORT_LEGEND))
+    return figure
+
+
+def _matrix(described: dict[str, Any], _: Mapping[int, int]) -> Figure:
     figure = Figure(figsize=(6.4, 3), layout="constrained")
     both = figure.subplots(1, 2)
     for axes, which, title in zip(
         both, ("before", "after"), ("ordered by client", "ordered by group"), strict=True
     ):
-        cells = np.frombuffer(base64.b64decode(matrix[which]), np.uint8).reshape(
-            matrix["side"], matrix["side"]
+        cells = np.frombuffer(base64.b64decode(described[which]), np.uint8).reshape(
+            described["side"], described["side"]
         )
         image = axes.imshow(
-            cells / 255 * matrix["high"],
+            cells / 255 * described["high"],
             cmap="Blues_r",
             vmin=0,
-            vmax=matrix["high"],
+            vmax=described["high"],
             interpolation="nearest",
         )
         axes.set(xticks=[], yticks=[], title=title)
-    for _, _, end in matrix["groups"][:-1]:
-        border = end * matrix["side"] / matrix["clients"] - 0.5
+    if described["names"]:
+        both[1].set_yticks(range(len(described["names"])), described["names"], fontsize=5)
+    for _, _, end in described["groups"][:-1]:
+        border = end * described["side"] / described["clients"] - 0.5
         both[1].axhline(border, color="0.3", linewidth=0.5)
         both[1].axvline(border, color="0.3", linewidth=0.5)
-    figure.colorbar(image, ax=list(both), label=f"{matrix['measure']} distance", shrink=0.9)
+    figure.colorbar(image, ax=list(both), label=described["scale"], shrink=0.9)
     return figure
 
 
-def _dendrogram(run: dict[str, Any]) -> Figure:
-    tree = run["tree"]
+def _tree(described: dict[str, Any], colors: Mapping[int, int]) -> Figure:
     figure, axes = _new(6.4, 3)
-    for left, right, left_foot, height, right_foot, group in tree["links"]:
+    for left, right, left_foot, height, right_foot, group in described["links"]:
         axes.plot(
             [left, left, right, right],
             [left_foot, height, height, right_foot],
-            color="0.45" if group == MIXED else _color(group),
+            color=_style(colors.get(group, OTHER))["color"],
             lw=1,
         )
-    for x, (group, _) in enumerate(tree["leaves"]):
-        style = _line_style(group) if group >= 0 else {"color": "0.45", "marker": "o"}
-        axes.plot([x], [0], markersize=3, clip_on=False, **style)
-    if tree["cut"] is not None:
-        axes.axhline(tree["cut"], color="black", linestyle="--", linewidth=0.8)
-    axes.set(xticks=[], xlabel="Clients", ylabel="Height of the merge", ylim=(0, None))
+    for x, (group, _) in enumerate(described["leaves"]):
+        axes.plot([x], [0], markersize=3, clip_on=False, **_style(colors.get(group, OTHER)))
+    if described["cut"] is not None:
+        axes.axhline(described["cut"], color="black", linestyle="--", linewidth=0.8)
+    axes.set(xticks=[], ylabel=described["y"]["label"], ylim=(0, None))
+    if described["names"]:
+        places = range(len(described["names"]))
+        axes.set_xticks(places, described["names"], rotation=90, fontsize=6)
+    else:
+        axes.set_xlabel(described["x"]["label"])
     return figure
 
 
-def _distribution(run: dict[str, Any], metric: dict[str, Any]) -> Figure:
+def _histogram(described: dict[str, Any], _: Mapping[int, int]) -> Figure:
     figure, axes = _new(4.5, 2.6)
-    values = np.array([value for value in run["clients"]["value"] if value is not None], float)
-    axes.hist(values, bins=20, color="0.6")
-    axes.axvline(
-        values.mean(), color="black", linestyle="--", linewidth=1, label=f"mean {values.mean():.4g}"
-    )
-    axes.set(xlabel=_label(metric), ylabel="Clients")
+    axes.hist([value for value in described["values"] if value is not None], bins=20, color="0.6")
+    for place, (value, name) in enumerate(described["rules"]):
+        style = ("--", ":")[place % 2]
+        axes.axvline(value, color="black", linestyle=style, linewidth=1, label=name)
+    axes.set(xlabel=described["x"]["label"], ylabel=described["y"]["label"])
     axes.legend()
     return figure
+
+
+_DRAW: dict[str, Callable[[dict[str, Any], Mapping[int, int]], Figure]] = {
+    "lines": _lines,
+    "dots": _rows,
+    "bars": _rows,
+    "map": _map,
+    "matrix": _matrix,
+    "tree": _tree,
+    "histogram": _histogram,
+}

@@ -11,20 +11,21 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedclade.analysis.report.figure_descriptions import NAMED_CLIENTS, colors_of
 from fedclade.analysis.report.load import Row, StoredRun
 from fedclade.analysis.report.metric import Metric, evenly, mean, short
+from fedclade.analysis.report.run_figures import MAX_GROUPS, costs, curves, distribution
 from fedclade.analysis.report.similarity_layout import (
     MIN_CLIENTS,
     Array,
     Labels,
     Points,
     Related,
-    project_2d,
+    client_map,
 )
 from fedclade.training.metrics import own_names
 
 MAX_FAILURES = 500
-MAX_GROUPS = 50  # more are neither listed nor colored: Local has one for each client
 MAX_MEMBERS = 30  # listed for a group; the table of clients has all
 MAX_CLASSES = 5  # listed for a client or a group
 
@@ -39,24 +40,44 @@ def section(run: StoredRun, metric: Metric, clients: int, side: int) -> dict[str
         side: the largest number of rows of a matrix.
     """
     cluster = _clusters(run)
+    colors = _colors(run, cluster)
+    own = _own_metrics(run)
+    listed = _clients(run, metric, clients)
+    similarity = _similarity_plots(run, metric, cluster, side)
+    figures = {
+        **curves(run, metric, colors, own),
+        **similarity["figures"],
+        "distribution": distribution(run, metric, listed, colors),
+        **costs(run.rounds),
+    }
     content = {
         "name": run.name,
+        "title": run.title,
         "folder": str(run.folder),
         "method": run.method,
         "seed": run.tables["run"].get("seed"),
         "config": short(run.tables, 12),
         "summary": short(run.summary, 6),
         "rounds": _rounds(run.rounds, metric),
-        "ownMetrics": _own_metrics(run),
-        "byGroup": _by_group(run.rounds),
-        "clients": _clients(run, metric, clients),
+        "ownMetrics": own,
+        "clients": listed,
         "groups": _groups(run, metric),
+        "colors": colors,
         "failures": _failures(run.rounds),
-        **_similarity_plots(run, metric, cluster, side),
+        "caption": similarity["caption"],
+        "figures": {name: figure for name, figure in figures.items() if figure is not None},
     }
     classes = run.names.classes
     names = {"names": _client_names(run, content), "classNames": classes and list(classes)}
     return content | names
+
+
+def _colors(run: StoredRun, cluster: Labels | None) -> dict[int, int]:
+    """The color of each group, by its clients at the end or in the last evaluated round."""
+    if cluster is not None:
+        return colors_of({int(group): int(size) for group, size in Counter(cluster).items()})
+    last = next((row for row in reversed(run.rounds) if "by_cluster" in row), None)
+    return colors_of({group: size for group, size, _ in last["by_cluster"]}) if last else {}
 
 
 def _client_names(run: StoredRun, content: dict[str, Any]) -> dict[str, str] | None:
@@ -64,8 +85,8 @@ def _client_names(run: StoredRun, content: dict[str, Any]) -> dict[str, str] | N
     if run.names.clients is None:
         return None
     shown_ids = {client for _, client, _ in content["failures"]["first"]}
-    for part in ("clients", "map"):
-        shown_ids |= set(content[part]["id"]) if content[part] is not None else set()
+    for part in (content["clients"], content["figures"].get("map")):
+        shown_ids |= set(part["id"]) if part is not None else set()
     return {str(client): run.names.client(client) for client in sorted(shown_ids)}
 
 
@@ -125,22 +146,6 @@ def _own_metrics(run: StoredRun) -> list[dict[str, Any]]:
         for name in own_names(run.last)
     ]
     return list(short(metrics, 6))
-
-
-def _by_group(rows: list[Row]) -> dict[str, Any] | None:
-    """A curve for each group. A group is identified by its number in each round."""
-    series: dict[int, list[list[float]]] = {}
-    metric_key = None
-    for row in rows:
-        metric_key = row.get("by_cluster_of", metric_key)
-        for group, _, value in row.get("by_cluster", ()):
-            series.setdefault(group, []).append([row["round"], value])
-    if metric_key is None or len(series) > MAX_GROUPS:
-        return None
-    return {
-        "of": metric_key,
-        "series": [[group, short(points)] for group, points in sorted(series.items())],
-    }
 
 
 def _clients(run: StoredRun, metric: Metric, most: int) -> dict[str, Any] | None:
@@ -222,41 +227,41 @@ def _similarity_plots(
     run: StoredRun, metric: Metric, cluster: Labels | None, side: int
 ) -> dict[str, Any]:
     """Map, matrix and tree of the features that the method clustered; without features, of the
-    clients' label shares.
+    clients' label shares. With the caption that names what is compared.
     """
-    no_plots: dict[str, Any] = {"map": None, "matrix": None, "tree": None}
     compared = _compared(run)
     if compared is None:
-        return no_plots | {"caption": "The run has no features of its clients to plot."}
+        return {"figures": {}, "caption": "The run has no features of its clients to plot."}
     ids, rows, known, measure, description = compared
     groups = cluster[ids] if cluster is not None else np.full(len(ids), -1)
     use = known & np.isfinite(rows).all(1) & ((groups >= 0) | (cluster is None))
     omitted = int(len(ids) - use.sum())
     if use.sum() < MIN_CLIENTS:
-        return no_plots | {"caption": f"Too few clients with features to plot: {int(use.sum())}."}
+        text = f"Too few clients with features to plot: {int(use.sum())}."
+        return {"figures": {}, "caption": text}
     points = Points(ids[use], rows[use], groups[use], measure)
     related = Related.of(points)
-    xy, share = project_2d(points)
     values = run.clients.get(metric.key) if run.clients is not None else None
     caption = f"Compared: {description}, by {measure} distance." + (
         f" {omitted:,} clients without features are omitted." if omitted else ""
     )
-    return {
-        "caption": caption,
-        "map": short(
-            {
-                "id": points.ids.tolist(),
-                "x": xy[:, 0].tolist(),
-                "y": xy[:, 1].tolist(),
-                "cluster": points.cluster.tolist(),
-                "value": [values[i] for i in points.ids] if values is not None else None,
-                "share": share,
-            },
-            4,
-        ),
-        "matrix": short(related.matrix(side), 4),
-        "tree": short(related.dendrogram(), 4),
+    names = _shown_names(run, points.ids)
+    figures = {
+        "map": {
+            **client_map(points, names),
+            "value": [values[i] for i in points.ids] if values is not None else None,
+        },
+        "matrix": related.matrix(side, names),
+        "dendrogram": related.dendrogram(names),
     }
+    return {"caption": caption, "figures": short(figures, 4)}
+
+
+def _shown_names(run: StoredRun, ids: Labels) -> list[str] | None:
+    """The name of each client, if they have names and are few."""
+    if run.names.clients is None or len(ids) > NAMED_CLIENTS:
+        return None
+    return [run.names.client(int(client)) for client in ids]
 
 
 def _compared(

@@ -7,6 +7,7 @@ Pure functions: the same points give the same plots.
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -67,6 +68,31 @@ def project_2d(points: Points) -> tuple[Array, float]:
     return pca.project(rows).numpy(), min(1.0, float(share))
 
 
+def client_map(points: Points, names: Sequence[str] | None) -> dict[str, Any]:
+    """The description of the map: a point for each client.
+
+    Args:
+        points: the clients.
+        names: the names to write beside them; None for no names.
+    """
+    xy, share = project_2d(points)
+    return {
+        "kind": "map",
+        "label": (
+            f"Map of {len(points.ids):,} clients; two principal components with"
+            f" {100 * share:.0f} % of the variance"
+        ),
+        "x": {"label": "First component"},
+        "y": {"label": "Second component"},
+        "id": points.ids.tolist(),
+        "px": xy[:, 0].tolist(),
+        "py": xy[:, 1].tolist(),
+        "groups": points.cluster.tolist(),
+        "names": names,
+        "share": share,
+    }
+
+
 @dataclass(frozen=True)
 class Related:
     """The distances of all pairs of clients, and the tree of their merges."""
@@ -105,9 +131,13 @@ class Related:
         middle = {group: place[cluster == group].mean() for group in np.unique(cluster)}
         return np.lexsort((place, cluster, [middle[group] for group in cluster]))
 
-    def matrix(self, side: int) -> dict[str, Any]:
+    def matrix(self, side: int, names: Sequence[str] | None = None) -> dict[str, Any]:
         """Distances as bytes, ordered by id and ordered by group. If there are more than `side`
         clients, several share a cell.
+
+        Args:
+            side: the largest number of rows.
+            names: the name of each client, in the order of the points; None for no names.
         """
         order, cluster = self.order, self.points.cluster
         high = float(np.quantile(self.distance, 0.99)) or 1.0
@@ -115,6 +145,10 @@ class Related:
         starts = np.flatnonzero(np.diff(sorted_groups, prepend=sorted_groups[0] - 1))
         ends = np.append(starts[1:], len(order))
         return {
+            "kind": "matrix",
+            "label": f"Distances between {len(order):,} clients",
+            "scale": f"{self.points.measure} distance".capitalize(),
+            "names": None if names is None else [names[place] for place in order],
             "clients": len(order),
             "side": min(side, len(order)),
             "high": high,
@@ -142,9 +176,12 @@ class Related:
         np.fill_diagonal(mean, inner)
         return {"groups": groups.tolist(), "mean": mean.tolist()}
 
-    def dendrogram(self) -> dict[str, Any]:
-        """The top of the tree as lines, each in the color of its group, and the height that cuts
-        the tree into as many groups as the method found.
+    def dendrogram(self, names: Sequence[str] | None = None) -> dict[str, Any]:
+        """The top of the tree as lines, each with its group, and the height that cuts the tree into
+        as many groups as the method found.
+
+        Args:
+            names: the name of each client, in the order of the points; None for no names.
         """
         clients, cluster = len(self.points.ids), self.points.cluster
         # The group of each node, or MIXED.
@@ -170,6 +207,11 @@ class Related:
         groups = len(np.unique(cluster))
         cut = self._cut(groups)
         return {
+            "kind": "tree",
+            "label": f"Dendrogram of {clients:,} clients, {self.linkage} linkage",
+            "x": {"label": "Clients; neighbors are similar"},
+            "y": {"label": "Height of the merge"},
+            "names": [names[node] for node in leaves] if names is not None else None,
             "linkage": self.linkage,
             "leaves": [[node_group[node], size] for node, size in zip(leaves, sizes, strict=True)],
             "links": links,

@@ -48,7 +48,7 @@ def test_the_first_tab_stop_skips_to_the_results(pages: dict[str, str], opened: 
 def test_every_figure_has_a_label_and_a_table(pages: dict[str, str], opened: Open) -> None:
     tab = opened(pages["several"])
     drawings = tab.locator("svg[role=img], canvas[role=img]")
-    assert drawings.count() == 12
+    assert drawings.count() == 14
     assert all(drawings.nth(at).get_attribute("aria-label") for at in range(drawings.count()))
     tab.locator("#learning-all-details summary").click()
     assert (

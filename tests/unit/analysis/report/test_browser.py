@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,8 +18,9 @@ import torch
 
 import fedclade as fc
 from fedclade.analysis import report
+from fedclade.core.names import Names
 
-from .conftest import cells
+from .conftest import cells, planted, train
 
 Open = Callable[..., Any]
 
@@ -26,25 +30,117 @@ def test_a_comparison_is_sorted_by_any_column(pages: dict[str, str], opened: Ope
     accuracy = [
         heading.strip() for heading in tab.locator("#compare-table thead th").all_inner_texts()
     ].index("Accuracy (%)")
-    assert cells(tab, "compare-table", 1) == ["clade_groups", "fedavg"]
-    heading = tab.locator("#compare-table thead button").nth(accuracy)
-    heading.click()
-    falling = [float(text.split(" ")[0]) for text in cells(tab, "compare-table", accuracy + 1)]
-    assert falling == sorted(falling, reverse=True)
     assert (
         tab.locator("#compare-table thead th").nth(accuracy).get_attribute("aria-sort")
         == "descending"
-    )
+    )  # the best first
+    best = settings(tab)
+    assert tab.locator("#compare-table tbody tr").first.locator(".mark-best").count() == 1
+    heading = tab.locator("#compare-table thead button").nth(accuracy)
+    falling = [float(text.split(" ")[0]) for text in cells(tab, "compare-table", accuracy + 1)]
+    assert falling == sorted(falling, reverse=True)
+    heading.focus()
+    tab.keyboard.press("Enter")
     # The focus stays, although the table is redrawn.
     assert heading.evaluate("button => button === document.activeElement")
-    tab.keyboard.press("Enter")
+    sign = "button => getComputedStyle(button, '::after').content"
+    assert "▲" in heading.evaluate(sign)
+    assert settings(tab) == best[::-1]
     assert [
         float(text.split(" ")[0]) for text in cells(tab, "compare-table", accuracy + 1)
     ] == falling[::-1]
     tab.locator("#compare-table thead button").first.click()
-    assert cells(tab, "compare-table", 1) == ["clade_groups", "fedavg"]
+    assert settings(tab) == ["clade_groups", "fedavg"]
     tab.locator("#compare-table thead button").first.click()
-    assert cells(tab, "compare-table", 1) == ["fedavg", "clade_groups"]
+    assert settings(tab) == ["fedavg", "clade_groups"]
+
+
+def settings(tab: Any) -> list[str]:
+    """The settings of the comparison, in the order of its table."""
+    return list(tab.locator("#compare-table .setting").all_inner_texts())
+
+
+def test_the_verdict_is_the_headline_and_agrees_with_the_test(
+    several: Path, pages: dict[str, str], opened: Open
+) -> None:
+    data = report.collect([several])
+    tab = opened(pages["several"])
+    assert tab.locator("h1").inner_text() == data["title"]
+    verdict = data["pairs"][0]["verdict"]
+    assert ("no difference shown" in data["title"]) == (verdict != "real")
+    assert ("is better than" in tab.locator("#headline").inner_text()) == (verdict == "real")
+    # The forest plot has a row and an interval for the other setting, and a line at the best.
+    assert tab.locator("#forest-svg [data-row]").count() == 1
+    assert tab.locator("#forest-svg .whisker").count() == 1
+    best = data["compared"][0]["label"]
+    assert best in tab.locator("#forest-svg text.strong").all_text_contents()
+    assert tab.locator("#run-title").inner_text() == f"Run {data['opened']}"
+    assert "nearest to their mean" in tab.locator("#run-typical").inner_text()
+    tab.locator("#pairs summary").click()
+    assert cells(tab, "pairs-table", 1) == [best]
+
+
+def test_settings_are_folded(pages: dict[str, str], opened: Open) -> None:
+    tab = opened(pages["one"])
+    assert tab.locator("#settings-body").is_hidden()
+    tab.locator("#settings-details summary").click()
+    assert "signature_dim" in tab.locator("#settings-body").inner_text()
+
+
+def test_a_wide_table_has_a_hint_and_keeps_its_first_column(
+    pages: dict[str, str], opened: Open
+) -> None:
+    tab = opened(pages["several"], 390)
+    hint = tab.locator("#compare-table .hint")
+    hint.wait_for(state="visible")
+    left = "tab => document.querySelector('#compare-table tbody th').getBoundingClientRect().left"
+    before = tab.evaluate(left)
+    tab.evaluate("document.getElementById('compare-table-scroll').scrollLeft = 10000")
+    hint.wait_for(state="hidden")
+    assert tab.evaluate(left) == before
+
+
+def test_forty_groups_have_few_colors_and_one_entry_for_the_others(
+    tmp_path: Path, opened: Open
+) -> None:
+    out = train(fc.Local(), planted(40), tmp_path / "local")
+    tab = opened(report.write_report([out], tmp_path / "page.html").as_uri())
+    assert tab.locator("#map-legend li").all_inner_texts() == ["40 groups"]
+    assert tab.locator("#groups-table tbody tr").count() == 12
+    tab.get_by_role("button", name="Show more").click()
+    assert tab.locator("#groups-table tbody tr").count() == 40
+    tab.locator("#group-select").select_option("7")
+    assert tab.locator("#map-svg .mark:not(.dim)").count() == 1
+
+
+def test_the_heat_map_has_a_scale(pages: dict[str, str], opened: Open) -> None:
+    tab = opened(pages["one"])
+    assert "distance" in tab.locator("#matrix-scale p").inner_text()
+    marks = tab.locator("#matrix-scale text").all_text_contents()
+    assert marks[0] == "0"
+    assert marks[-1].endswith(" or more")
+
+
+def test_names_on_the_map_do_not_collide(tmp_path: Path, opened: Open) -> None:
+    clients = planted(30)
+    named = replace(clients, names=Names(clients=tuple(f"hospital {at}" for at in range(30))))
+    out = train(fc.CladeGroups(), named, tmp_path / "named")
+    tab = opened(report.write_report([out], tmp_path / "page.html").as_uri(), 390)
+    boxes = tab.locator("#map-svg text.name").evaluate_all(
+        "all => all.map((text) => text.getBBox())"
+        ".map(({ x, y, width, height }) => ({ x, y, width, height }))"
+    )
+    assert len(boxes) >= 4
+    for first, second in itertools.combinations(boxes, 2):
+        apart = (
+            first["x"] + first["width"] <= second["x"] + 1
+            or second["x"] + second["width"] <= first["x"] + 1
+            or first["y"] + first["height"] <= second["y"] + 1
+            or second["y"] + second["height"] <= first["y"] + 1
+        )
+        assert apart, (first, second)
+    assert tab.locator("#tree-svg text.row").count() == 30  # the tree has the name of each
+    assert tab.locator("#spread-svg text.row").count() == 30
 
 
 def test_a_chosen_group_is_highlighted_everywhere(pages: dict[str, str], opened: Open) -> None:
@@ -56,7 +152,7 @@ def test_a_chosen_group_is_highlighted_everywhere(pages: dict[str, str], opened:
     assert tab.locator("#learning-groups-svg g[data-series]:not(.dim)").count() == 1
     # Six leaves have five merges.
     assert tab.locator("#tree-svg .trace[data-group='2']:not(.dim)").count() == 5
-    assert tab.locator("#spread-svg .bin.chosen").count() >= 1
+    assert tab.locator("#spread-svg g[data-row]:not(.dim)").count() == 6
     assert tab.locator("#groups-table tr.chosen").inner_text().split()[:2] == ["group", "2"]
     assert tab.locator("#group-select").input_value() == "2"
     tab.locator("#clients-details summary").click()
@@ -133,7 +229,7 @@ def test_gains_are_shown_between_any_two_runs_of_the_same_clients(
 def test_a_diagnosis_is_shown(pages: dict[str, str], opened: Open) -> None:
     tab = opened(pages["diagnosis"])
     assert tab.locator("#headline").inner_text() == "Label skew: very sure."
-    assert tab.locator("#diagnosis p").all_inner_texts() == ["Use Clade."]
+    assert tab.locator("#diagnosis p:not(.hint)").all_inner_texts() == ["Use Clade."]
     assert cells(tab, "diagnosis-0-evidence-scroll", 1) == ["Labels", "Inputs"]
     assert cells(tab, "diagnosis-0-probes-scroll", 2) == ["0", "20.5"]
     assert cells(tab, "diagnosis-0-group-scroll", 2) == ["3", "1"]
@@ -159,7 +255,7 @@ def test_a_run_without_a_finished_round_has_a_page(
     for name in ("summary.json", "client_features.safetensors", "rounds.jsonl"):
         (copied / name).unlink()
     tab = opened(report.write_report([copied], tmp_path / "page.html").as_uri())
-    assert tab.locator("#run-progress").inner_text().startswith("Round 0 of 4")
+    assert tab.locator("#progress-text").inner_text().startswith("Round 0 of 4")
     assert [
         tab.locator(f"#{name}").is_hidden()
         for name in ("learning", "groups", "fairness", "costs", "similarity-plots")
@@ -218,12 +314,15 @@ def test_a_live_page_follows_the_run(copied: Path, served: tuple[Path, str], ope
     (folder / "index.html").write_text(report.page(unfinished, live=True))
     (folder / "data.json").write_text(json.dumps(unfinished))
     tab = opened(f"{address}/index.html")
-    assert tab.locator("#run-progress").inner_text().startswith("Round 2 of 4")
+    assert re.match(
+        r"Round 2 of 4\. About \d+ s left\.", tab.locator("#progress-text").inner_text()
+    )
+    assert tab.locator("#progress-bar").evaluate("bar => bar.value") == 0.5
     tab.get_by_text("Live: this page follows the run.").wait_for()
     tab.locator("#learning-groups").get_by_role("button", name="group 1").click()
     (folder / "data.json").write_text(json.dumps(complete))
-    tab.get_by_text("The run is finished; this is its result.").wait_for()
-    assert tab.locator("#run-progress").inner_text() == ""
+    tab.get_by_text("Finished: this is the result.").wait_for()
+    assert tab.locator("#progress").is_hidden()
     assert tab.locator("#map-svg .mark:not(.dim)").count() == 6  # the choice is kept
 
 

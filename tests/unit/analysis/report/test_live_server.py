@@ -310,7 +310,7 @@ def test_the_command_prints_the_address_and_serves_the_run(
         main.app, ["run", "quickstart", "--set", "run.rounds=2", "--out", str(out), "--live", "-q"]
     )
     assert outcome.exception is None
-    assert [title for title, _ in pages] == ["fedavg on digits"] * 2
+    assert [title for title, _ in pages] == [f"digits: fedavg, round {at} of 2" for at in (1, 2)]
     assert pages[0][1].startswith("Round 1 of 2")
     assert pages[1][1].startswith("Round 2 of 2")
     assert (out / "report.html").exists()

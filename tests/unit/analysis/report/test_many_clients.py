@@ -31,7 +31,7 @@ def test_the_page_is_small(many: Path) -> None:
 
 def test_everything_is_drawn(many: Path, opened: Callable[..., Any]) -> None:
     tab = opened(many.as_uri())
-    assert tab.locator("#run-title").inner_text() == "Run clade_groups-seed0"  # the best
+    assert tab.locator("#run-title").inner_text() == "Run clade_groups-seed0"  # of the best
     assert tab.locator("#map-svg .mark").count() == CLIENTS
     assert tab.locator("#before-after-svg .mark").count() == CLIENTS
     assert tab.locator("#curves-svg .trace").count() == 2

@@ -17,6 +17,7 @@ from fedclade.analysis import report
 from fedclade.analysis.report import headlines
 from fedclade.analysis.report.load import StoredRun
 from fedclade.analysis.report.metric import METRICS, evenly, short
+from fedclade.analysis.report.run_progress import progress_of
 from fedclade.analysis.report.run_section import MAX_FAILURES, MAX_MEMBERS
 from fedclade.errors import InvalidInputError
 
@@ -103,7 +104,9 @@ def test_headlines_of_few_and_of_all_groups() -> None:
         headlines.headline(started, ACCURACY, [started])
         == "No round is finished yet; nothing evaluated yet."
     )
-    assert headlines.progress(started) == "Round 0 of 9: the run is not finished."
+    progress = progress_of([started], [])
+    assert progress is not None
+    assert progress.in_words() == "Round 0 of 9."
     loss_only = stored(
         summary={"clusters": 2, "clients": 40, "accuracy": None, "loss": 0.5, "perplexity": 1.7321}
     )
@@ -111,16 +114,6 @@ def test_headlines_of_few_and_of_all_groups() -> None:
         headlines.headline(loss_only, PERPLEXITY, [loss_only])
         == "2 groups found; the mean client has a perplexity of 1.73."
     )
-
-
-def test_the_headline_of_several_runs_names_the_best() -> None:
-    assert (
-        headlines.overall([("a", 70.0), ("b", 90.0), ("c", None)], ACCURACY)
-        == "Of the 2 compared, b is best for the mean client: accuracy 90.0 %; next is a with"
-        " 70.0 %."
-    )
-    assert "a is best" in headlines.overall([("a", 0.1), ("b", 0.3)], LOSS)
-    assert headlines.overall([("a", None), ("b", None)], LOSS) == "2 runs."
 
 
 def test_the_worst_tenth_is_the_lowest_accuracy_and_the_highest_loss() -> None:
@@ -143,7 +136,8 @@ def test_one_run(one: Path) -> None:
     (run,) = data["runs"]
     json.dumps(data, allow_nan=False)
     assert data["compared"] is None
-    assert data["title"].startswith("clade_groups on ")
+    accuracy = f"{run['summary']['accuracy']:.1f} %"
+    assert data["title"].endswith(f", 24 clients: clade_groups, accuracy {accuracy}")
     assert data["headline"] == run["headline"]
     assert run["rounds"]["round"] == [1, 2, 3, 4]
     assert [value is None for value in run["rounds"]["value"]] == [True, False, True, False]
@@ -152,12 +146,13 @@ def test_one_run(one: Path) -> None:
     assert sorted(label for row in run["groups"] for label, _ in row["classes"]) == list(range(8))
     assert all(share == 50 for row in run["groups"] for _, share in row["classes"])
     assert run["rounds"]["up"][-1] == run["summary"]["bytes_up"]
-    assert run["map"]["id"] == list(range(24))
-    assert (
-        run["map"]["cluster"] == run["clients"]["cluster"] == [client % 4 for client in range(24)]
-    )
-    assert run["tree"]["agreement"] == 1
-    assert len(run["byGroup"]["series"]) == 4
+    figures = run["figures"]
+    assert figures["map"]["id"] == list(range(24))
+    groups = [client % 4 for client in range(24)]
+    assert figures["map"]["groups"] == run["clients"]["cluster"] == groups
+    assert figures["dendrogram"]["agreement"] == 1
+    assert len(figures["groups"]["series"]) == 4
+    assert run["colors"] == {0: 0, 1: 1, 2: 2, 3: 3}
     assert data["mixes"][run["mix"]]["top"][0] == [[0, 50], [1, 50]]
     assert run["config"]["method"]["name"] == "clade_groups"
 
@@ -184,19 +179,47 @@ def test_a_comparison(several: Path) -> None:
     assert len(data["mixes"]) == 1  # all runs have the same clients
 
 
-def test_comparison_json_gives_titles_order_and_differences(several: Path, tmp_path: Path) -> None:
+def test_comparison_json_gives_titles(several: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(several, tmp_path / "several"))
     folders = {
         "fedavg": ["fedavg-seed1", "fedavg-seed0"],
         "clade_groups factor=2": ["clade_groups-seed0", "clade_groups-seed1"],
     }
-    (folder / "comparison.json").write_text(
-        json.dumps({"folders": folders, "differences": {"in_words": ["Clade leads."]}})
-    )
+    (folder / "comparison.json").write_text(json.dumps({"folders": folders}))
     data = report.collect([folder])
     assert {row["label"]: row["runs"] for row in data["compared"]} == folders
-    assert [row["label"] for row in data["compared"]] == ["fedavg", "clade_groups factor=2"]
-    assert data["differences"] == ["Clade leads."]
+    scores = [row["score"] for row in data["compared"]]
+    assert scores == sorted(scores, reverse=True)  # the best first, whatever the file's order
+    assert [row["color"] for row in data["compared"]] == [0, 1]
+
+
+def test_the_page_tests_the_differences_itself(several: Path) -> None:
+    """A folder without comparison.json has a verdict too, and it is that of the test."""
+    data = report.collect([several])
+    (pair,) = data["pairs"]
+    best = data["compared"][0]["label"]
+    assert pair["first"] == best
+    assert data["headline"].count("no difference") == (pair["verdict"] == "not shown")
+    (row,) = data["figures"]["differences"]["rows"]
+    assert row["value"] == pytest.approx(-pair["difference"], rel=1e-4)
+    assert row["high"] - row["low"] == pytest.approx(2 * pair["half_width"], rel=1e-4)
+
+
+def test_the_opened_run_is_the_typical_seed_of_the_best_setting(
+    several: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(several, tmp_path / "several"))
+    shutil.copytree(folder / "fedavg-seed0", folder / "fedavg-seed2")
+    for seed, accuracy in enumerate((99.5, 98.0, 90.0)):
+        path = folder / f"fedavg-seed{seed}" / "summary.json"
+        changed = json.loads(path.read_text()) | {"accuracy": accuracy, "seed": seed}
+        path.write_text(json.dumps(changed))
+    for seed in (0, 1):
+        path = folder / f"clade_groups-seed{seed}" / "summary.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"accuracy": 80.0}))
+    data = report.collect([folder])
+    assert data["compared"][0]["label"] == "fedavg"
+    assert data["opened"] == "fedavg-seed1"  # the mean is 95.8; seed 0 is the luckiest
 
 
 def test_the_same_folder_twice_is_one_run_and_names_are_unique(one: Path, copied: Path) -> None:
@@ -218,7 +241,8 @@ def test_an_unfinished_run(copied: Path) -> None:
     (run,) = report.collect([copied])["runs"]
     assert run["progress"].startswith("Round 2 of 4")
     assert run["headline"].startswith("4 groups so far; the mean client has an accuracy of ")
-    assert run["clients"] is run["map"] is run["summary"] is None
+    assert run["clients"] is run["summary"] is None
+    assert set(run["figures"]) == {"curves", "groups", "traffic", "seconds"}
     assert [row["clients"] for row in run["groups"]] == [6, 6, 6, 6]
     (copied / "rounds.jsonl").unlink()
     (run,) = report.collect([copied])["runs"]
@@ -247,9 +271,9 @@ def test_a_run_without_accuracy(tmp_path: Path) -> None:
     (run,) = data["runs"]
     assert data["metric"] == {"key": "loss", "label": "Loss", "unit": "", "higher": False}
     assert run["rounds"]["value"][-1] == pytest.approx(run["summary"]["loss"], rel=1e-4)
-    assert run["map"] is None
+    assert "map" not in run["figures"]
     assert run["caption"]
-    assert len(run["clients"]["value"]) == 4
+    assert len(run["figures"]["distribution"]["rows"]) == 4  # few clients have a row each
 
 
 def test_failures_are_listed_and_counted(copied: Path) -> None:
@@ -274,6 +298,7 @@ def test_a_diagnosis_alone_and_with_a_run(one: Path, tmp_path: Path) -> None:
         {
             "name": tmp_path.name,
             "diagnosis": {"sentences": ["Label skew.", "Use Clade."], "sure": 0.12346},
+            "figures": {},
         }
     ]
     assert len(report.collect([one, tmp_path])["runs"]) == 1
@@ -322,7 +347,7 @@ def test_clients_without_features_are_not_plotted(tmp_path: Path) -> None:
     """CFL has only the updates of clients that have taken part."""
     out = train(fc.CFL(), planted(24), tmp_path / "cfl", rounds=1)
     (run,) = report.collect([out])["runs"]
-    plotted = len(run["map"]["id"])
+    plotted = len(run["figures"]["map"]["id"])
     assert 3 <= plotted < 24
     assert f"{24 - plotted} clients" in run["caption"]
 

@@ -1,34 +1,45 @@
-// Line charts, histograms and scatter plots, each with a legend and a table.
+// Line charts, histograms and maps, each with a legend and a table. They draw the descriptions of figure_descriptions.py.
 
-/* series: [{ name, index, group, choosable: whether the legend entry is a button, points: [[x, y]], band: [[x, low, high]], dashed }]. */
-function lines(id, { label, xLabel, yLabel, series, format = number, fromZero = false, zoom = false }) {
-  const drawn = series.filter((line) => line.points.length);
-  if (!show(id, drawn.length > 0)) return;
-  const every = drawn.flatMap((line) => line.points);
-  const ys = every.map(([, y]) => y).concat(drawn.flatMap((line) => (line.band ?? []).flatMap(([, low, high]) => [low, high])));
+function lines(id, figure, { run = null, zoom = true } = {}) {
+  if (!show(id, Boolean(figure))) return;
+  const { label, x, y, series } = figure;
+  const every = series.flatMap((line) => line.points);
+  const ys = every.map(([, value]) => value).concat(series.flatMap((line) => (line.band ?? []).flatMap(([, low, high]) => [low, high])));
   const [low, high] = padded(extent(ys));
-  const xs = extent(every.map(([x]) => x));
-  const domain = { x: xs[0] === xs[1] ? padded(xs) : xs, y: [fromZero ? 0 : low, high] };
+  const xs = extent(every.map(([value]) => value));
+  const domain = { x: xs[0] === xs[1] ? padded(xs) : xs, y: [figure.fromZero ? 0 : low, high] };
+  const format = unitText(y.unit);
   plot(
     id,
-    { label, x: { label: xLabel, domain: domain.x, whole: true }, y: { label: yLabel, domain: domain.y }, nearest: "x", zoom },
+    { label, x: { label: x.label, domain: domain.x, whole: true }, y: { label: y.label, domain: domain.y }, nearest: "x", zoom },
     (frame) => {
-      for (const line of drawn) frame.body.append(trace(frame, line));
-      return readings(frame, drawn, xLabel, format);
+      for (const line of [...series].sort((a, b) => a.color - b.color)) frame.body.append(trace(frame, line));
+      return readings(frame, series, x.label, format);
     },
   );
-  byId(`${id}-legend`).replaceChildren(...(drawn.length > 1 ? drawn.map((line) => legendItem(id, line)) : []));
-  const rounds = [...new Set(every.map(([x]) => x))].sort((a, b) => a - b);
-  const at = drawn.map((line) => new Map(line.points));
-  const columns = [{ label: xLabel, value: (x) => x, numeric: true }];
-  drawn.forEach((line, place) => columns.push({ label: line.name, value: (x) => at[place].get(x) ?? null, numeric: true, format }));
+  if (series.some((line) => line.group !== undefined)) groupLegend(id, run, series.map((line) => line.group), { line: true });
+  else byId(`${id}-legend`).replaceChildren(...(series.length > 1 ? lineLegend(series) : []));
+  const rounds = [...new Set(every.map(([value]) => value))].sort((a, b) => a - b);
+  const at = series.map((line) => new Map(line.points));
+  const columns = [{ label: x.label, value: (round) => round, numeric: true, header: true }];
+  series.forEach((line, place) => columns.push({ label: line.name, value: (round) => at[place].get(round) ?? null, numeric: true, format }));
   table(`${id}-table`, { caption: label, columns, rows: rounds, sortable: false });
 }
 
-function trace(frame, { points, band, index, group, dashed }) {
+// An entry for each colored line, and one for all gray ones.
+function lineLegend(series) {
+  const gray = series.filter((line) => line.color < 0);
+  const items = series
+    .filter((line) => line.color >= 0)
+    .map(({ name, color, dashed }) => make("li", {}, key(color, { line: true, dashed }), name));
+  if (gray.length) items.push(make("li", {}, key(-1, { line: true }), `other (${number(gray.length)})`));
+  return items;
+}
+
+function trace(frame, { points, band, color, group, dashed }) {
   const path = (list) => `M${list.map(([x, y]) => `${frame.x(x).toFixed(1)},${frame.y(y).toFixed(1)}`).join("L")}`;
   const dim = group !== undefined && isDim(group) ? " dim" : "";
-  const drawn = draw("g", { class: `${colorOf(index)}${dim}`, "data-series": index });
+  const drawn = draw("g", { class: `${colorOf(color)}${dim}`, "data-series": color });
   if (band)
     drawn.append(
       draw("path", {
@@ -40,7 +51,7 @@ function trace(frame, { points, band, index, group, dashed }) {
   const every = Math.ceil(points.length / 12);
   points.forEach(([x, y], place) => {
     if ((points.length - 1 - place) % every === 0)
-      drawn.append(draw("path", { class: "mark", d: shapePath(index, frame.x(x), frame.y(y), 4) }));
+      drawn.append(draw("path", { class: "mark", d: shapePath(color, frame.x(x), frame.y(y), 4) }));
   });
   return drawn;
 }
@@ -58,10 +69,6 @@ function readings(frame, drawn, xLabel, format) {
     });
 }
 
-function legendItem(id, { name, index, group, choosable, dashed }) {
-  return make("li", {}, key(index, { line: true, dashed }), choosable ? groupButton(group, `${id}-group-${group}`) : name);
-}
-
 // About twenty bins of a round width.
 function binned(values) {
   const [low, high] = extent(values);
@@ -74,10 +81,12 @@ function binned(values) {
   return { start, width, count, place };
 }
 
-/* values, with their groups; rules: [[value, name]], vertical lines; the chosen group's part of each bar is colored. */
-function histogram(id, { label, xLabel, values, groups, rules = [], format = number }) {
+/* The chosen group's part of each bar is colored. */
+function histogram(id, figure, run) {
+  if (!show(id, Boolean(figure))) return;
+  const { label, x: axis, y, values, groups, rules } = figure;
+  const format = unitText(axis.unit);
   const pairs = values.map((value, at) => [value, groups[at]]).filter(([value]) => value !== null);
-  if (!show(id, pairs.length > 0)) return;
   const bins = binned(pairs.map(([value]) => value));
   const rows = Array.from({ length: bins.count }, (_, at) => ({
     from: bins.start + at * bins.width,
@@ -95,22 +104,23 @@ function histogram(id, { label, xLabel, values, groups, rules = [], format = num
     const part = chosen.group === null ? "" : `, ${row.chosen} of them in ${groupName(chosen.group)}`;
     return `${format(row.from)} to ${format(row.to)}: ${number(row.all)} clients${part}`;
   };
-  const x = { label: xLabel, domain: [rows[0].from, rows[rows.length - 1].to] };
-  plot(id, { label, x, y: { label: "Clients", domain: [0, most * 1.12], whole: true }, nearest: "x" }, (frame) => {
-    for (const row of rows) bars(frame, row);
+  const x = { label: axis.label, domain: [rows[0].from, rows[rows.length - 1].to] };
+  plot(id, { label, x, y: { label: y.label, domain: [0, most * 1.12], whole: true }, nearest: "x" }, (frame) => {
+    for (const row of rows) bin(frame, row, colorFor(run, chosen.group));
     rules.forEach(([value, name], place) => rule(frame, value, name, place));
     return rows.map((row) => ({ x: frame.x((row.from + row.to) / 2), y: frame.y(row.all), text: describe(row) }));
   });
   const columns = [
-    { label: "From", value: (row) => row.from, numeric: true, format },
+    { label: "From", value: (row) => row.from, numeric: true, format, header: true },
     { label: "To", value: (row) => row.to, numeric: true, format },
     { label: "Clients", value: (row) => row.all, numeric: true },
   ];
   if (chosen.group !== null) columns.push({ label: `Of ${groupName(chosen.group)}`, value: (row) => row.chosen, numeric: true });
+  byId(`${id}-legend`).replaceChildren();
   table(`${id}-table`, { caption: label, columns, rows, sortable: false });
 }
 
-function bars(frame, { from, to, all, chosen: part }) {
+function bin(frame, { from, to, all, chosen: part }, color) {
   const bar = (count, kind) =>
     draw("rect", {
       class: kind,
@@ -120,7 +130,7 @@ function bars(frame, { from, to, all, chosen: part }) {
       height: frame.y(0) - frame.y(count),
     });
   if (all) frame.body.append(bar(all, chosen.group === null ? "bin" : "bin dim"));
-  if (part) frame.body.append(bar(part, `bin chosen ${colorOf(chosen.group)}`));
+  if (part) frame.body.append(bar(part, `bin chosen ${colorOf(color)}`));
 }
 
 // A vertical line with its name, on the side with more space; names are below each other.
@@ -137,23 +147,50 @@ function rule(frame, value, name, place) {
   );
 }
 
-/* points: [{ x, y, group, text }]; before: draws what is under the points. */
-function scatter(id, { label, x, y, points, height = 340, before = () => {} }) {
+/* points: [{ x, y, group, text, name }]; before: draws what is under the points. Names are written where there is space. */
+function scatter(id, { label, x, y, points, run, height = 340, before = () => {} }) {
   if (!show(id, points.length > 0)) return;
   const toggle = ({ group }) => change({ group: chosen.group === group || group < 0 ? null : group });
   plot(id, { label, x, y, height, zoom: true, onpick: toggle }, (frame) => {
     before(frame);
     const r = points.length > 1500 ? 3 : points.length > 300 ? 3.4 : 5;
+    const at = points.map((point) => ({ ...point, x: frame.x(point.x), y: frame.y(point.y) }));
     // The chosen group is drawn last, on top.
-    const order = points.map((point, at) => [isDim(point.group) ? 0 : 1, at]).sort(([a, p], [b, q]) => a - b || p - q);
-    for (const [, at] of order) {
-      const { x: px, y: py, group } = points[at];
-      const kind = `mark ${colorOf(group)}${isDim(group) ? " dim" : ""}`;
-      frame.body.append(draw("path", { class: kind, d: shapePath(group, frame.x(px), frame.y(py), r), "data-group": group }));
+    const order = at.map((point, place) => [isDim(point.group) ? 0 : 1, place]).sort(([a, p], [b, q]) => a - b || p - q);
+    for (const [, place] of order) {
+      const { x: px, y: py, group } = at[place];
+      const color = colorFor(run, group);
+      const kind = `mark ${colorOf(color)}${isDim(group) ? " dim" : ""}`;
+      frame.body.append(draw("path", { class: kind, d: shapePath(color, px, py, r), "data-group": group }));
     }
-    return points.map((point) => ({ x: frame.x(point.x), y: frame.y(point.y), text: point.text, group: point.group })).sort((a, b) => a.x - b.x);
+    writeNames(frame, at, r);
+    return at.sort((a, b) => a.x - b.x);
   });
-  const groups = [...new Set(points.map(({ group }) => group))].sort((a, b) => a - b);
-  const named = groups.length <= 24 ? groups.filter((group) => group >= 0) : [];
-  byId(`${id}-legend`).replaceChildren(...named.map((group) => make("li", {}, key(group), groupButton(group, `${id}-group-${group}`))));
+  groupLegend(id, run, points.map(({ group }) => group));
+}
+
+// The name of each point on one of its four sides, or not at all if every side is taken.
+function writeNames(frame, points, r) {
+  const height = 14;
+  const taken = points.map(({ x, y }) => ({ left: x - r, right: x + r, top: y - r, bottom: y + r }));
+  const free = (box) =>
+    box.left >= frame.area.left - 4 &&
+    box.right <= frame.area.right + 5 &&
+    box.top >= frame.area.top - 6 &&
+    box.bottom <= frame.area.bottom + 2 &&
+    taken.every((other) => box.right < other.left || box.left > other.right || box.bottom < other.top || box.top > other.bottom);
+  for (const { x, y, name } of points) {
+    if (!name) continue;
+    const width = 7 * name.length;
+    const sides = [
+      { left: x + r + 3, top: y - height / 2 },
+      { left: x - r - 3 - width, top: y - height / 2 },
+      { left: x - width / 2, top: y - r - height - 1 },
+      { left: x - width / 2, top: y + r + 1 },
+    ];
+    const box = sides.map(({ left, top }) => ({ left, right: left + width, top, bottom: top + height })).find(free);
+    if (!box) continue;
+    taken.push(box);
+    frame.body.append(draw("text", { class: "strong name", x: box.left, y: box.bottom - 3 }, name));
+  }
 }

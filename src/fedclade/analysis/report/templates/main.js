@@ -1,6 +1,6 @@
 // Draws the page, handles the controls, and fetches new data if the page is live.
 
-redraws.push(drawDiagnosis, drawCompare, drawRun);
+redraws.push(drawProgress, drawDiagnosis, drawCompare, drawRun);
 
 byId("run-select").addEventListener("change", (event) => change({ run: event.target.value, group: null, zoom: {} }));
 byId("group-select").addEventListener("change", (event) =>
@@ -20,10 +20,21 @@ window.addEventListener("resize", () => {
 for (const media of ["(prefers-color-scheme: dark)", "print"]) window.matchMedia(media).addEventListener("change", redrawAll);
 window.addEventListener("scroll", tip.hide, { passive: true });
 
+// The progress of all runs; nothing on the page of finished runs.
+function drawProgress() {
+  const { progress } = data;
+  if (!show("progress", Boolean(progress))) return;
+  byId("progress-bar").value = progress.share;
+  const isLive = document.body.dataset.live === "yes";
+  setText("progress-text", `${progress.text}${isLive && progress.left ? ` ${titled(progress.left)} left.` : ""}`);
+}
+
 function head() {
   document.title = `${data.title} · fedclade`;
   for (const name of ["title", "headline", "version"]) setText(name, data[name]);
 }
+
+const liveText = () => (data.progress.runs > 1 ? "Live: this page follows the runs." : "Live: this page follows the run.");
 
 async function update(last) {
   let text = last;
@@ -36,7 +47,7 @@ async function update(last) {
       head();
       redrawAll();
     }
-    setText("status", data.runs.some((run) => run.progress) ? "Live: this page follows the run." : "The run is finished; this is its result.");
+    setText("status", data.progress ? liveText() : "Finished: this is the result.");
   } catch {
     setText("status", "The server of the run does not respond; this is the last known state.");
   }

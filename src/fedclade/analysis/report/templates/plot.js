@@ -19,12 +19,12 @@ function padded([low, high], share = 0.04) {
 }
 
 /* A plot in the element `${id}-plot`. x and y: { label, domain, ticks: false for none, whole: true for integers }.
-   inside(frame) draws and returns the values that can be read: [{ x, y, text, group }] in pixels. nearest: "x" or "xy". */
-function plot(id, { label, x, y, height = 280, zoom = false, nearest = "xy", onpick = null }, inside) {
+   inside(frame) draws and returns the values that can be read: [{ x, y, text, group }] in pixels. nearest: "x", "y" or "xy"; left, top, bottom: other margins. */
+function plot(id, { label, x, y, height = 280, zoom = false, nearest = "xy", onpick = null, left = MARGIN.left, top = MARGIN.top, bottom = MARGIN.bottom }, inside) {
   const holder = byId(`${id}-plot`);
   const width = Math.max(280, Math.min(holder.clientWidth || 640, 1200));
   const shown = (zoom && chosen.zoom[id]) || { x: x.domain, y: y.domain };
-  const area = { left: MARGIN.left, right: width - MARGIN.right, top: MARGIN.top, bottom: height - MARGIN.bottom };
+  const area = { left, right: width - MARGIN.right, top, bottom: height - bottom };
   const scale =
     ([low, high], from, to) =>
     (value) =>
@@ -41,6 +41,7 @@ function plot(id, { label, x, y, height = 280, zoom = false, nearest = "xy", onp
       draw("rect", { x: area.left - 6, y: area.top - 6, width: area.right - area.left + 12, height: area.bottom - area.top + 12 }),
     ),
   );
+  frame.root = root;
   frame.body = draw("g", { "clip-path": `url(#${clip})` });
   root.append(frame.body);
   const targets = inside(frame) ?? [];
@@ -74,8 +75,8 @@ function axes({ area, x: toX, y: toY, shown }, x, y) {
   }
   group.append(draw("line", { class: "axis", x1: area.left, x2: area.right, y1: area.bottom, y2: area.bottom }));
   const middle = (area.top + area.bottom) / 2;
-  group.append(draw("text", { x: (area.left + area.right) / 2, y: area.bottom + 38, "text-anchor": "middle" }, x.label));
-  group.append(draw("text", { x: 0, y: 0, "text-anchor": "middle", transform: `translate(13,${middle}) rotate(-90)` }, y.label));
+  if (x.label) group.append(draw("text", { x: (area.left + area.right) / 2, y: area.bottom + 38, "text-anchor": "middle" }, x.label));
+  if (y.label) group.append(draw("text", { x: 0, y: 0, "text-anchor": "middle", transform: `translate(13,${middle}) rotate(-90)` }, y.label));
   return group;
 }
 
@@ -118,10 +119,11 @@ function readable(root, frame, targets, nearest, onpick) {
 
   root.addEventListener("pointermove", (event) => {
     const { x, y } = position(root, event);
-    const far = (target) => (nearest === "x" ? Math.abs(target.x - x) : Math.hypot(target.x - x, target.y - y));
+    const far = (target) =>
+      nearest === "x" ? Math.abs(target.x - x) : nearest === "y" ? Math.abs(target.y - y) : Math.hypot(target.x - x, target.y - y);
     let best = 0;
     for (let next = 1; next < targets.length; next += 1) if (far(targets[next]) < far(targets[best])) best = next;
-    if (far(targets[best]) < (nearest === "x" ? Infinity : 30)) point(best, false);
+    if (far(targets[best]) < (nearest === "xy" ? 30 : Infinity)) point(best, false);
     else leave();
   });
   root.addEventListener("pointerleave", leave);

@@ -6,7 +6,8 @@ function drawRun() {
   choices(run);
   setText("run-title", data.runs.length > 1 ? `Run ${run.name}` : "Result");
   setText("run-headline", data.runs.length > 1 ? run.headline : "");
-  setText("run-progress", run.progress);
+  setText("run-typical", typicalText(run));
+  setText("run-progress", data.runs.length > 1 ? run.progress : ""); // of one run it is at the top
   tiles(run);
   learning(run);
   groupTable(run);
@@ -15,6 +16,13 @@ function drawRun() {
   costs(run);
   failures(run);
   settings(run);
+}
+
+// The page opens one run of the best setting: not its luckiest seed.
+function typicalText(run) {
+  const setting = data.compared?.find((row) => row.runs.includes(run.name));
+  if (!setting || setting.runs.length < 2 || run.name !== data.opened) return "";
+  return `One of the ${setting.runs.length} seeds of ${setting.label}: the one nearest to their mean.`;
 }
 
 const groupsOf = (run) => (run.groups ?? []).map((row) => row.group).filter((group) => group >= 0);
@@ -62,49 +70,11 @@ function tiles(run) {
 }
 
 function learning(run) {
-  const { round, value, train, validation, worst } = run.rounds;
-  const points = (column) => round.map((at, place) => [at, column[place]]).filter(([, y]) => y !== null);
-  const series = [
-    { name: "mean client", index: 0, points: points(value) },
-    { name: "worst tenth", index: 1, points: points(worst) },
-    { name: "mean client, training data", index: 7, points: points(train), dashed: true },
-    { name: "mean client, validation data", index: 2, points: points(validation), dashed: true },
-  ];
-  const { label } = data.metric;
-  const any = series.some((line) => line.points.length) || run.byGroup;
-  if (!show("learning", Boolean(any))) return;
-  lines("learning-all", {
-    label: `${label} of all clients by round`,
-    xLabel: "Round",
-    yLabel: withUnit(label),
-    series,
-    format: metricText,
-    zoom: true,
-  });
-  lines("learning-metrics", {
-    label: "Other metrics of the mean client by round",
-    xLabel: "Round",
-    yLabel: "Value",
-    series: run.ownMetrics.map(({ name, points }, index) => ({ name, index, points })),
-    zoom: true,
-  });
-  const of = run.byGroup?.of ?? "accuracy";
-  const name = of[0].toUpperCase() + of.slice(1);
-  const groups = (run.byGroup?.series ?? []).map(([group, points]) => ({
-    name: groupName(group),
-    index: group,
-    group,
-    choosable: groupsOf(run).includes(group),
-    points,
-  }));
-  lines("learning-groups", {
-    label: `${name} by group and round`,
-    xLabel: "Round",
-    yLabel: of === "accuracy" ? `${name} (%)` : name,
-    series: groups.length > 1 ? groups : [],
-    format: of === "accuracy" ? (y) => `${fixed(y)} %` : number,
-    zoom: true,
-  });
+  const { curves, metrics, groups } = run.figures;
+  if (!show("learning", Boolean(curves || metrics || groups))) return;
+  lines("learning-all", curves);
+  lines("learning-metrics", metrics);
+  lines("learning-groups", groups, { run });
 }
 
 function groupTable(run) {
@@ -118,19 +88,19 @@ function groupTable(run) {
         make(
           "span",
           { class: "named" },
-          key(row.group),
+          key(colorFor(run, row.group)),
           row.group < 0 ? groupName(row.group) : groupButton(row.group, `groups-choose-${row.group}`),
         ),
     },
-    { label: "Clients", value: (row) => row.clients, numeric: true },
+    { label: "Size", value: (row) => row.clients, numeric: true },
     { label: "Examples", value: (row) => row.examples ?? null, numeric: true },
     { label: withUnit(`Mean ${data.metric.label.toLowerCase()}`), value: (row) => row.mean, numeric: true, format: shortMetric },
     { label: "Worst tenth", value: (row) => row.worst ?? null, numeric: true, format: shortMetric },
     { label: "Classes", value: (row) => labels(run, row.classes) || null },
-    { label: "Members", value: members, wide: true },
+    { label: "Clients in it", value: members, wide: true },
   ];
   const used = columns.filter((column) => run.groups.some((row) => column.value(row) !== null));
-  table("groups-table", { caption: "The groups", columns: used, rows: run.groups, chosenRow: (row) => row.group === chosen.group });
+  table("groups-table", { caption: "The groups", columns: used, rows: run.groups, most: 12, chosenRow: (row) => row.group === chosen.group });
 }
 
 // The names of a group's clients. Of a large group the page has the first ones.
@@ -144,46 +114,34 @@ const shortMetric = (value) => (data.metric.unit ? fixed(value) : number(value))
 
 function related(run) {
   setText("similarity-caption", run.caption);
-  if (!show("similarity-plots", Boolean(run.map))) return;
-  const { id, x, y, cluster, value, share } = run.map;
-  const points = id.map((client, at) => {
-    const text = [`client ${clientName(run, client)}, ${groupName(cluster[at])}`];
-    if (value && value[at] !== null) text.push(`${data.metric.label.toLowerCase()} ${metricText(value[at])}`);
+  const { map, matrix, dendrogram } = run.figures;
+  if (!show("similarity-plots", Boolean(map))) return;
+  const points = map.id.map((client, at) => {
+    const text = [`client ${clientName(run, client)}, ${groupName(map.groups[at])}`];
+    if (map.value && map.value[at] !== null) text.push(`${data.metric.label.toLowerCase()} ${metricText(map.value[at])}`);
     const mix = mixOf(run, client);
     if (mix) text.push(`labels ${mix}`);
-    return { x: x[at], y: y[at], group: cluster[at], text: text.join("\n") };
+    return { x: map.px[at], y: map.py[at], group: map.groups[at], name: map.names?.[at], text: text.join("\n") };
   });
-  const axis = (values, name) => ({ label: name, domain: padded(extent(values), 0.06) });
-  scatter("map", {
-    label: `Map of ${number(id.length)} clients; two principal components with ${number(100 * share, 2)} % of the variance`,
-    x: axis(x, "First component"),
-    y: axis(y, "Second component"),
-    points,
-  });
+  const axis = (values, { label }) => ({ label, domain: padded(extent(values), 0.08) });
+  scatter("map", { label: map.label, x: axis(map.px, map.x), y: axis(map.py, map.y), points, run });
   byId("map").querySelector("figcaption").textContent =
-    `Map of the clients: similar clients are close. It shows ${number(100 * share, 2)} % of the variance. Drag to zoom; choose a client to highlight its group.`;
+    `${map.label}. Similar clients are close. Drag to zoom; choose a client to highlight its group.`;
   show("map-details", false); // the table of all clients has the same groups
-  drawMatrix(run);
-  drawTree(run);
+  drawMatrix(run, matrix);
+  drawTree(run, dendrogram);
 }
 
 function fairness(run) {
   const clients = run.clients;
   if (!show("fairness", Boolean(clients))) return;
   const { label } = data.metric;
-  const values = known(clients.value);
-  const worst = run.summary?.[`${data.metric.key}_worst10`];
-  const rules = values.length ? [[mean(values), `mean ${metricText(mean(values))}`]] : [];
-  if (worst !== null && worst !== undefined) rules.push([worst, `worst tenth ${metricText(worst)}`]);
   const some = clients.id.length < clients.all ? ` (${number(clients.id.length)} of ${number(clients.all)}, evenly spaced)` : "";
-  histogram("spread", {
-    label: `${label} of ${number(values.length)} clients${some}`,
-    xLabel: withUnit(label),
-    values: clients.value ?? [],
-    groups: clients.cluster,
-    rules,
-    format: shortMetric,
-  });
+  const figure = run.figures.distribution;
+  if (figure?.kind === "dots") {
+    dots("spread", figure);
+    groupLegend("spread", run, figure.rows.map((row) => row.group));
+  } else histogram("spread", figure, run);
   const at = clients.id.map((_, place) => place).filter((place) => chosen.group === null || clients.cluster[place] === chosen.group);
   const columns = [
     { label: "Client", value: (place) => clientName(run, clients.id[place]), numeric: !run.names, header: true },
@@ -201,29 +159,11 @@ function fairness(run) {
 }
 
 function costs(run) {
-  const { round, up, down, seconds } = run.rounds;
-  if (!show("costs", round.length > 0)) return;
-  const points = (column, unit = 1) => round.map((at, place) => [at, column[place] / unit]);
-  const series = [
-    { name: "sent by clients", index: 0, points: points(up, 1e6) },
-    { name: "sent to clients", index: 1, points: points(down, 1e6) },
-  ];
-  lines("traffic", {
-    label: "Total megabytes sent by round",
-    xLabel: "Round",
-    yLabel: "MB",
-    series,
-    format: (value) => `${number(value)} MB`,
-    fromZero: true,
-  });
-  lines("seconds", {
-    label: "Total seconds by round",
-    xLabel: "Round",
-    yLabel: "Seconds",
-    series: [{ name: "seconds", index: 0, points: points(seconds) }],
-    format: (value) => `${number(value, 3)} s`,
-    fromZero: true,
-  });
+  const { traffic, seconds } = run.figures;
+  if (!show("costs", Boolean(traffic || seconds))) return;
+  lines("traffic", traffic, { zoom: false });
+  setText("no-traffic", traffic ? "" : "No model was sent: each client trains alone.");
+  lines("seconds", seconds, { zoom: false });
 }
 
 function failures(run) {

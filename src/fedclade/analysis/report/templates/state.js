@@ -17,27 +17,23 @@ function redrawAll() {
   if (focused && document.activeElement?.id !== focused) byId(focused)?.focus({ preventScroll: true });
 }
 
-// The run with the best mean client comes first; runs without results keep their order.
-function bestFirst(runs) {
-  const score = (run) => (known(run.rounds.value).length ? known(run.rounds.value).at(-1) * (data.metric.higher ? 1 : -1) : -Infinity);
-  return [...runs].sort((a, b) => (score(b) > score(a)) - (score(b) < score(a)));
-}
-
-const chosenRun = () => data.runs.find((run) => run.name === chosen.run) ?? bestFirst(data.runs)[0];
+const chosenRun = () => data.runs.find((run) => run.name === chosen.run) ?? data.runs.find((run) => run.name === data.opened) ?? data.runs[0];
 const withUnit = (label) => (data.metric.unit ? `${label} (${data.metric.unit})` : label);
-const metricText = (value) =>
-  data.metric.unit ? (value === null || value === undefined ? NONE : `${value.toFixed(1)} ${data.metric.unit}`) : number(value);
+const percent = (value) => (value === null || value === undefined ? NONE : `${value.toFixed(1)} %`);
+const metricText = (value) => (data.metric.unit ? percent(value) : number(value));
 
-// Color and shape repeat with different periods, so 56 groups look different, and color is never the only difference.
+// A color stands for one thing in a figure, and each has a shape too; everything else is gray.
 const COLORS = 8;
-const SHAPES = ["circle", "square", "up", "diamond", "down", "plus", "cross"];
-const colorOf = (index) => (index < 0 ? "plain" : `c${index % COLORS}`);
+const SHAPES = ["circle", "square", "up", "diamond", "down", "plus", "cross", "star"];
+const colorOf = (index) => (index < 0 ? "plain" : `c${index}`);
+const colorFor = (run, group) => run.colors[group] ?? -1;
 const groupName = (group) => (group === -2 ? "several groups" : group < 0 ? "no group yet" : `group ${group}`);
+const unitText = (unit) => (value) => (unit === "%" ? percent(value) : `${number(value)}${unit ? ` ${unit}` : ""}`);
 const isDim = (group) => chosen.group !== null && group !== chosen.group;
 
 function shapePath(index, x, y, r) {
   const at = (...points) => `M${points.map(([dx, dy]) => `${(x + dx * r).toFixed(1)},${(y + dy * r).toFixed(1)}`).join("L")}Z`;
-  switch (index < 0 ? "circle" : SHAPES[index % SHAPES.length]) {
+  switch (index < 0 ? "circle" : SHAPES[index]) {
     case "square":
       return at([-0.9, -0.9], [0.9, -0.9], [0.9, 0.9], [-0.9, 0.9]);
     case "up":
@@ -76,6 +72,8 @@ function shapePath(index, x, y, r) {
         [-1.1, 0.6],
         [-0.5, 0],
       );
+    case "star":
+      return at([0, -1.3], [0.4, -0.4], [1.3, 0], [0.4, 0.4], [0, 1.3], [-0.4, 0.4], [-1.3, 0], [-0.4, -0.4]);
     default:
       return `M${(x - r).toFixed(1)},${y.toFixed(1)}a${r},${r} 0 1,0 ${2 * r},0a${r},${r} 0 1,0 ${-2 * r},0Z`;
   }
@@ -96,6 +94,16 @@ function groupButton(group, id) {
     { type: "button", id, "aria-pressed": String(pressed), onclick: () => change({ group: pressed ? null : group }) },
     groupName(group),
   );
+}
+
+// The groups of a figure: a button for each color, and one entry for all gray ones.
+function groupLegend(id, run, groups, options) {
+  const all = [...new Set(groups)].filter((group) => group >= 0).sort((a, b) => a - b);
+  const colored = all.filter((group) => colorFor(run, group) >= 0);
+  const items = colored.map((group) => make("li", {}, key(colorFor(run, group), options), groupButton(group, `${id}-group-${group}`)));
+  const others = all.length - colored.length;
+  if (others) items.push(make("li", {}, key(-1, options), colored.length ? `other (${number(others)} groups)` : `${number(others)} groups`));
+  byId(`${id}-legend`).replaceChildren(...(all.length > 1 ? items : []));
 }
 
 function mixOf(run, client) {

@@ -3,16 +3,19 @@
 const PAGE_ROWS = 100;
 
 /* columns: [{ label, value(row), numeric, format(value, row), wide: text that may wrap, header: this cell is the row's header, cell(row): an element instead of text }]. */
-function tableParts(id, { caption, columns, rows, sortable = true, chosenRow = () => false, first = null }) {
+function tableParts(id, { caption, columns, rows, sortable = true, chosenRow = () => false, first = null, most: shown = PAGE_ROWS }) {
   const sort = chosen.sort[id] ?? first;
   const sorted = sort && sortable ? bySort(rows, columns[sort.column], sort.rising) : rows;
-  const most = chosen.rows[id] ?? PAGE_ROWS;
+  const most = chosen.rows[id] ?? shown;
   const head = make("tr", {}, ...columns.map((column, at) => heading(id, column, at, sort, sortable)));
   const body = sorted
     .slice(0, most)
     .map((row) => make("tr", { class: chosenRow(row) ? "chosen" : null }, ...columns.map((column) => cell(column, row))));
   const drawn = make("table", {}, make("caption", {}, caption), make("thead", {}, head), make("tbody", {}, ...body));
-  const parts = [make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption, id: `${id}-scroll` }, drawn)];
+  const scroll = make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption, id: `${id}-scroll` }, drawn);
+  const hint = make("p", { class: "hint", hidden: true, "aria-hidden": "true" }, "More columns: scroll the table sideways →");
+  watchWidth(scroll, hint);
+  const parts = [hint, scroll];
   if (sorted.length > most) {
     const more = () => change({ rows: { ...chosen.rows, [id]: most + 5 * PAGE_ROWS } });
     parts.push(
@@ -25,6 +28,15 @@ function tableParts(id, { caption, columns, rows, sortable = true, chosenRow = (
     );
   }
   return parts;
+}
+
+// The hint is there as long as columns are hidden at the right. A folded table has a width when it is unfolded.
+const widths = new ResizeObserver((entries) => entries.forEach(({ target }) => target.dispatchEvent(new Event("scroll"))));
+function watchWidth(scroll, hint) {
+  scroll.addEventListener("scroll", () => {
+    hint.hidden = scroll.scrollLeft + scroll.clientWidth >= scroll.scrollWidth - 2;
+  });
+  widths.observe(scroll);
 }
 
 const table = (id, options) => byId(id).replaceChildren(...tableParts(id, options));
@@ -41,18 +53,17 @@ function bySort(rows, { value }, rising) {
 }
 
 function heading(id, column, at, sort, sortable) {
-  const kind = column.numeric ? "number" : null;
+  const kind = [column.numeric && "number", column.label.length > 16 && "long"].filter(Boolean).join(" ") || null;
   if (!sortable) return make("th", { scope: "col", class: kind }, make("span", {}, column.label));
   const isSorted = sort?.column === at;
   // The first click sorts numbers descending and names ascending.
   const rising = isSorted ? !sort.rising : !column.numeric;
   const onclick = () => change({ sort: { ...chosen.sort, [id]: { column: at, rising } } });
-  const arrow = make("span", { "aria-hidden": "true" }, isSorted ? (sort.rising ? " ▲" : " ▼") : "");
   const state = isSorted ? (sort.rising ? "ascending" : "descending") : "none";
   return make(
     "th",
     { scope: "col", class: kind, "aria-sort": state },
-    make("button", { type: "button", id: `${id}-sort-${at}`, onclick }, column.label, arrow),
+    make("button", { type: "button", id: `${id}-sort-${at}`, onclick, title: "Sort by this column" }, column.label),
   );
 }
 

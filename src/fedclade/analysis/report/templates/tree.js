@@ -1,28 +1,27 @@
 // The dendrogram. If it has too many branches, each of the lowest is drawn as one leaf.
 
-function drawTree(run) {
-  const tree = run.tree;
+function drawTree(run, tree) {
   if (!show("tree", Boolean(tree))) return;
   const top = Math.max(...tree.links.map((link) => link[3]));
   const last = tree.leaves.length - 1;
-  const label = `Dendrogram of ${number(tree.leaves.reduce((sum, [, size]) => sum + size, 0))} clients, ${tree.linkage} linkage${cutNote(tree)}`;
-  const x = { label: "Clients; neighbors are similar", domain: [-0.5, last + 0.5], ticks: false };
-  const y = { label: "Height of the merge", domain: [0, top * 1.05 || 1] };
+  const label = `${tree.label}${cutNote(tree)}`;
+  const x = { label: tree.names ? "" : tree.x.label, domain: [-0.5, last + 0.5], ticks: false };
+  const y = { label: tree.y.label, domain: [0, top * 1.05 || 1] };
   plot(
     "tree",
-    { label, x, y, height: 340, onpick: ({ group }) => change({ group: chosen.group === group || group < 0 ? null : group }) },
+    { label, x, y, height: 340, bottom: tree.names ? 24 + 6.6 * Math.min(20, Math.max(...tree.names.map((name) => name.length))) : undefined, onpick: ({ group }) => change({ group: chosen.group === group || group < 0 ? null : group }) },
     (frame) => {
       for (const [left, right, leftFoot, height, rightFoot, group] of tree.links) {
         const path = `M${frame.x(left).toFixed(1)},${frame.y(leftFoot).toFixed(1)}V${frame.y(height).toFixed(1)}H${frame.x(right).toFixed(1)}V${frame.y(rightFoot).toFixed(1)}`;
-        frame.body.append(draw("path", { class: `trace ${colorOf(group)}${isDim(group) ? " dim" : ""}`, d: path, "data-group": group }));
+        frame.body.append(draw("path", { class: `trace ${colorOf(colorFor(run, group))}${isDim(group) ? " dim" : ""}`, d: path, "data-group": group }));
       }
       if (tree.cut !== null) cut(frame, tree);
-      return tree.leaves.map((entry, at) => leaf(frame, entry, at, last > 60 ? 3 : 4));
+      return tree.leaves.map((entry, at) => leaf(frame, run, tree, entry, at, last > 60 ? 3 : 4));
     },
   );
   const caption = byId("tree").querySelector("figcaption");
   caption.textContent = `${label}.${tree.leaves.some(([, size]) => size > 1) ? " A leaf may represent several clients." : ""}`;
-  legendOfTree(tree);
+  groupLegend("tree", run, tree.leaves.map(([group]) => group));
   tableOfTree(tree);
 }
 
@@ -44,17 +43,13 @@ function cut(frame, tree) {
   );
 }
 
-function leaf(frame, [group, size], at, r) {
+function leaf(frame, run, tree, [group, size], at, r) {
   const [x, y] = [frame.x(at), frame.area.bottom];
-  frame.body.append(draw("path", { class: `mark ${colorOf(group)}${isDim(group) ? " dim" : ""}`, d: shapePath(group, x, y, r) }));
-  return { x, y, group, text: `${number(size)} client${size > 1 ? "s" : ""}, ${groupName(group)}` };
-}
-
-function legendOfTree(tree) {
-  const groups = [...new Set(tree.leaves.map(([group]) => group))].filter((group) => group >= 0).sort((a, b) => a - b);
-  byId("tree-legend").replaceChildren(
-    ...(groups.length <= 24 ? groups.map((group) => make("li", {}, key(group), groupButton(group, `tree-group-${group}`))) : []),
-  );
+  const color = colorFor(run, group);
+  frame.body.append(draw("path", { class: `mark ${colorOf(color)}${isDim(group) ? " dim" : ""}`, d: shapePath(color, x, y, r) }));
+  const name = tree.names?.[at];
+  if (name) frame.root.append(draw("text", { class: "row", "text-anchor": "end", transform: `translate(${x + 4},${y + 10}) rotate(-90)` }, shortened(name, 160)));
+  return { x, y, group, text: `${name ?? `${number(size)} client${size > 1 ? "s" : ""}`}, ${groupName(group)}` };
 }
 
 function tableOfTree({ links }) {
