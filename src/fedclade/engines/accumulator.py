@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from itertools import pairwise
 
@@ -114,6 +115,19 @@ class Accumulator:
         elif chunk._rows is not None:
             self._rows_like(chunk._empty).merge(chunk._rows, chunk._segments)
         self._weights += chunk._weights
+
+    def without_empty_segments(self) -> Accumulator:
+        """The same sums without the segments that no client is in: less to send. Another process
+        can merge them, and gets the same bytes for any division of the clients.
+        """
+        partial = copy.copy(self)
+        if self._rows is None:
+            return partial
+        used = torch.cat(self._weights).any(0)[self._segments]
+        if not used.all():
+            partial._rows = self._rows.only(torch.nonzero(used).flatten())
+            partial._segments = self._segments[used]
+        return partial
 
     def _rows_like(self, summed: Tree) -> ExactSum:
         """The sums of packed rows, which are made for the first reply."""

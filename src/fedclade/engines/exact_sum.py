@@ -22,6 +22,7 @@ precise as such a sum, but its last bits may depend on the order.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -145,6 +146,12 @@ class ExactSum:
             self._bins.add_(other._bins)
         else:
             self._bins.index_add_(1, segments.to(self.device), other._bins)
+
+    def only(self, segments: Tensor) -> ExactSum:
+        """The sums of these segments."""
+        selected = copy.copy(self)
+        selected._bins = self._bins[:, segments.to(self.device)]
+        return selected
 
     def total(self, begin: int = 0, end: int | None = None) -> Tensor:
         """The sums of these columns, in a tensor that nothing else uses."""

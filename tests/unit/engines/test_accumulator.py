@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -152,6 +155,37 @@ def test_chunks_change_no_bit_of_the_sums(form: str, chunk: int) -> None:
     order = torch.randperm(40, generator=torch.Generator().manual_seed(2))
     expected = accumulate(reduce, replies(40), 1)
     assert torch.equal(accumulate(reduce, replies(40), chunk, order).sums["w"], expected.sums["w"])
+
+
+@pytest.mark.parametrize("form", CASES)
+@pytest.mark.parametrize("shards", [1, 2, 4, 7, 40])
+def test_partial_sums_of_other_processes_change_no_bit(form: str, shards: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    reduce, all_replies = CASES[form](generator), replies(400)
+    reduce = replace(reduce, weights=reduce.weights.repeat(*[10] + [1] * (reduce.weights.ndim - 1)))
+    if isinstance(reduce.segment_ids, Tensor):
+        reduce = replace(reduce, segment_ids=reduce.segment_ids.repeat(10))
+    expected = accumulate(reduce, all_replies, 400)
+    shard_of = torch.randint(0, shards, (400,), generator=generator)
+    total = Accumulator(reduce)
+    for shard in range(shards):
+        places = torch.nonzero(shard_of == shard).flatten()
+        part = accumulate(reduce, all_replies, 3, order=places).without_empty_segments()
+        total.merge(pickle.loads(pickle.dumps(part)))
+    assert torch.equal(total.sums["w"], expected.sums["w"])
+    assert torch.equal(total.weight, expected.weight)
+
+
+def test_segments_without_clients_are_not_sent() -> None:
+    reduce = SegmentSum(
+        segment_ids=torch.tensor([4, 1, 4]), weights=torch.tensor([1.0, 2.0, 4.0]), num_segments=6
+    )
+    part = accumulate(reduce, replies(3), 3)
+    whole, sent = pickle.dumps(part), pickle.dumps(part.without_empty_segments())
+    assert len(sent) < len(whole)
+    total = Accumulator(reduce)
+    total.merge(pickle.loads(sent))
+    assert torch.equal(total.sums["w"], part.sums["w"])
 
 
 def test_chunks_change_no_bit_of_the_total_weight() -> None:
