@@ -2,52 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core.pytree import Tree, tree_index
-from fedclade.errors import InvalidInputError
+from fedclade.core.pytree import Tree
+from fedclade.engines.state_rows import RowsInFile, RowsInMemory, StateRows
+from fedclade.errors import FedcladeError, InvalidInputError
+from fedclade.io.atomic import atomic_write, translate_os_errors
 
-
-class _Slots:
-    """Rows of some clients. Memory grows with the number of clients that have written, not with the
-    number of all clients.
-    """
-
-    def __init__(self, like: Tree, clients: int) -> None:
-        device = next(iter(like.values())).device
-        self.slot = torch.full((clients,), -1, dtype=torch.int64, device=device)
-        self.rows: Tree = {name: value.new_empty((0, *value.shape)) for name, value in like.items()}
-        self.used = 0
-
-    def reserve(self, ids: Tensor) -> None:
-        """Allocate the rows of these clients, so that `write` allocates nothing."""
-        used = self.used + int((self.slot[ids] < 0).sum())
-        for name, value in self.rows.items():
-            if len(value) < used:
-                capacity = min(len(self.slot), max(2 * len(value), used))
-                self.rows[name] = torch.cat(
-                    [value, value.new_empty((capacity - len(value), *value.shape[1:]))]
-                )
-
-    def write(self, ids: Tensor, rows: Tree) -> None:
-        self.reserve(ids)
-        new = ids[self.slot[ids] < 0]
-        self.slot[new] = torch.arange(self.used, self.used + len(new), device=ids.device)
-        self.used += len(new)
-        for name, value in self.rows.items():
-            value[self.slot[ids]] = rows[name]
-
-    def written(self) -> Tensor:
-        """The ids of the clients that have a row."""
-        return torch.nonzero(self.slot >= 0).flatten()
-
-    def read(self, ids: Tensor) -> Tree:
-        return tree_index(self.rows, self.slot[ids])
-
-    def clear(self) -> None:
-        self.slot.fill_(-1)
-        self.used = 0
+_BLOCK = 256  # rows that are copied at a time
 
 
 class ClientStateStore:
@@ -57,39 +23,73 @@ class ClientStateStore:
     Later calls of the same round read the state that was written. A commit makes it permanent, so a
     round that is repeated starts from the state of the round before.
 
+    A client's row is in a slot. What is written in a round goes to other slots, so a commit copies
+    nothing: it replaces the clients' slots and frees the old ones. Memory grows with the number of
+    clients that have written, not with the number of all clients.
+
     Args:
         initial: the state with which every client starts.
         clients: the number of clients.
+        folder: where the rows are stored; None for memory. In a folder the committed state outlasts
+            this process.
+        version: the committed version in the folder to open; None to start with no rows.
     """
 
-    def __init__(self, initial: Tree, clients: int) -> None:
+    def __init__(
+        self, initial: Tree, clients: int, folder: Path | None = None, version: int | None = None
+    ) -> None:
         self.initial = initial
-        self.version = 0  # the round after which this state was committed
-        self._clients = clients
-        self._committed = _Slots(initial, clients) if initial else None
-        self._pending = _Slots(initial, clients) if initial else None
+        self.version = version or 0  # the round after which this state was committed
+        self._clients, self._folder = clients, folder
+        if initial:
+            self._device = next(iter(initial.values())).device
+            self._start(version)
+
+    def _start(self, version: int | None) -> None:
+        """Start with the rows of a version in the folder, or with none."""
+        # (clients,) the slot of each client; -1: none
+        self._committed = torch.full((self._clients,), -1, dtype=torch.int64, device=self._device)
+        self._pending = self._committed.clone()
+        self.rows: StateRows
+        if self._folder is None:
+            self.rows = RowsInMemory(self.initial, 2 * self._clients)
+        else:
+            self._open(self._folder, version)
+            self.rows = RowsInFile(self.initial, self._folder / "rows")
+        # A slot below `_used` is of a client, or it is free.
+        self._used = int(self._committed.max()) + 1
+        is_free = torch.ones(self._used, dtype=torch.bool, device=self._device)
+        is_free[self._committed[self._committed >= 0]] = False
+        self._free = torch.nonzero(is_free).flatten()
+        self.rows.reserve(self._used)
 
     def read(self, ids: Tensor) -> Tree:
-        if self._committed is None or self._pending is None:
+        if not self.initial:
             return {}
+        return self._read(ids, torch.where(self._pending >= 0, self._pending, self._committed))
+
+    def _read(self, ids: Tensor, slots: Tensor) -> Tree:
+        slots = slots[ids]
+        written = torch.nonzero(slots >= 0).flatten()
+        if len(written) == len(ids):
+            return self.rows.read(slots)
         rows = {
             name: value.expand(len(ids), *value.shape).clone()
             for name, value in self.initial.items()
         }
-        for slots in (self._committed, self._pending):
-            places = torch.nonzero(slots.slot[ids] >= 0).flatten()
-            if len(places):
-                for name, value in slots.read(ids[places]).items():
-                    rows[name][places] = value
+        if len(written):
+            for name, value in self.rows.read(slots[written]).items():
+                rows[name][written] = value
         return rows
 
     def reserve(self, ids: Tensor) -> None:
         """Allocate the memory for a `write` of these clients."""
-        if self._pending is not None:
-            self._pending.reserve(ids)
+        if self.initial:
+            new = int((self._pending[ids] < 0).sum())
+            self.rows.reserve(self._used + max(0, new - len(self._free)))
 
     def write(self, ids: Tensor, rows: Tree) -> None:
-        if self._pending is None or rows.keys() != self.initial.keys():
+        if not self.initial or rows.keys() != self.initial.keys():
             raise InvalidInputError(
                 f"initial_client_state: a program wrote the client state {sorted(rows)}, but the"
                 f" method declared {sorted(self.initial)}. Use the same names in both.",
@@ -103,31 +103,41 @@ class ClientStateStore:
                     f" {written}, but the method declared {declared}. Use the same shape in both.",
                     "initial_client_state",
                 )
-        self._pending.write(ids, rows)
+        self.reserve(ids)
+        new = ids[self._pending[ids] < 0]
+        reused, self._free = self._free[: len(new)], self._free[len(new) :]
+        end = self._used + len(new) - len(reused)
+        fresh = torch.arange(self._used, end, device=self._device)
+        self._used = end
+        self._pending[new] = torch.cat([reused, fresh])
+        self.rows.write(self._pending[ids], rows)
 
     def commit(self, version: int) -> None:
-        if self._committed is not None and self._pending is not None:
-            ids = self._pending.written()
-            if len(ids):
-                self._committed.write(ids, self._pending.read(ids))
-            self._pending.clear()
+        if self.initial:
+            ids = torch.nonzero(self._pending >= 0).flatten()
+            replaced = self._committed[ids]
+            self._committed[ids] = self._pending[ids]
+            self._pending[ids] = -1
+            if self._folder is not None:
+                self._write_index(self._folder, version)
+            self._free = torch.cat([self._free, replaced[replaced >= 0]])
         self.version = version
 
     def rollback(self) -> None:
-        if self._pending is not None:
-            self._pending.clear()
+        if self.initial:
+            ids = torch.nonzero(self._pending >= 0).flatten()
+            self._free = torch.cat([self._free, self._pending[ids]])
+            self._pending[ids] = -1
 
     def tensors(self) -> Tree:
         """The committed state, for a checkpoint: a row for each client that has written, and their
         ids.
         """
-        if self._committed is None:
+        if not self.initial:
             return {}
-        ids = self._committed.written()
-        return {
-            "ids": ids,
-            **{f"rows/{name}": value for name, value in self._committed.read(ids).items()},
-        }
+        ids = torch.nonzero(self._committed >= 0).flatten()
+        rows = self._read(ids, self._committed)
+        return {"ids": ids, **{f"rows/{name}": value for name, value in rows.items()}}
 
     def retain(self, tensors: Tree) -> None:
         """Do nothing: `tensors` are the whole state."""
@@ -135,10 +145,44 @@ class ClientStateStore:
     def restore(self, tensors: Tree, version: int) -> None:
         """Load the client state that `tensors` returned."""
         if tensors:
-            fresh = ClientStateStore(self.initial, self._clients)
-            assert fresh._committed is not None
-            device = fresh._committed.slot.device
-            rows = {name: tensors[f"rows/{name}"].to(device) for name in self.initial}
-            fresh._committed.write(tensors["ids"].to(device), rows)
-            self._committed, self._pending = fresh._committed, fresh._pending
+            ids, rows = tensors["ids"], {name: tensors[f"rows/{name}"] for name in self.initial}
+            self._start(None)
+            for begin in range(0, len(ids), _BLOCK):
+                block = slice(begin, begin + _BLOCK)
+                part = {name: value[block].to(self._device) for name, value in rows.items()}
+                self.write(ids[block].to(self._device), part)
+            self.commit(version)
         self.version = version
+
+    def _open(self, folder: Path, version: int | None) -> None:
+        """Read the slots of a committed version, and remove what is not of it."""
+        with translate_os_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            if version is not None:
+                path = _index_path(folder, version)
+                if not path.exists():
+                    raise FedcladeError(
+                        f"{folder}: it has no client state of round {version}. Continue the run"
+                        " from its last checkpoint (--resume).",
+                        "client_state",
+                    )
+                self._committed = torch.from_numpy(np.load(path)).to(self._device)
+            else:
+                (folder / "rows").unlink(missing_ok=True)
+            for path in folder.glob("slots-*.npy"):
+                if version is None or path != _index_path(folder, version):
+                    path.unlink()
+
+    def _write_index(self, folder: Path, version: int) -> None:
+        """Make this version the last one. The one before it stays: a commit may have ended in this
+        process and not in others.
+        """
+        with atomic_write(_index_path(folder, version)) as temporary, temporary.open("wb") as file:
+            np.save(file, self._committed.cpu().numpy())
+        versions = {_index_path(folder, self.version), _index_path(folder, version)}
+        for path in set(folder.glob("slots-*.npy")) - versions:
+            path.unlink()
+
+
+def _index_path(folder: Path, version: int) -> Path:
+    return folder / f"slots-{version}.npy"

@@ -5,6 +5,10 @@ restores it unchanged.
 from __future__ import annotations
 
 import copy
+import errno
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -15,7 +19,8 @@ from torch import Tensor
 
 from fedclade.core.pytree import Tree
 from fedclade.engines.client_state import ClientStateStore
-from fedclade.errors import InvalidInputError
+from fedclade.engines.state_rows import RowsInMemory
+from fedclade.errors import FedcladeError, InvalidInputError, WriteError
 
 CLIENTS = 9
 EVERYONE = torch.arange(CLIENTS)
@@ -100,8 +105,33 @@ class ClientStateMachine(RuleBasedStateMachine):
         assert saved["rows/w"].shape == (len(self.committed), 2)
 
 
+class OnDisk(ClientStateMachine):
+    """The same with rows in a file, and with the death of the process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = TemporaryDirectory()
+        self.state = ClientStateStore(initial(), CLIENTS, Path(self.folder.name))
+        self.state.commit(0)
+
+    @rule()
+    def through_a_checkpoint(self) -> None:
+        self.state.restore(copy.deepcopy(self.state.tensors()), self.version)
+        self.pending = {}
+
+    @rule()
+    def the_process_dies(self) -> None:
+        self.state = ClientStateStore(initial(), CLIENTS, Path(self.folder.name), self.version)
+        self.pending = {}
+
+    def teardown(self) -> None:
+        self.folder.cleanup()
+
+
 TestAnySequence = ClientStateMachine.TestCase
 TestAnySequence.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestAnySequenceOnDisk = OnDisk.TestCase
+TestAnySequenceOnDisk.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
 
 
 def test_a_client_that_never_wrote_has_the_initial_client_state() -> None:
@@ -175,9 +205,8 @@ def test_restore_replaces_all_state() -> None:
 
 def stored(state: ClientStateStore) -> int:
     """The number of rows in memory."""
-    return sum(
-        len(slots.rows["w"]) for slots in (state._committed, state._pending) if slots is not None
-    )
+    assert isinstance(state.rows, RowsInMemory)
+    return len(state.rows.rows["w"])
 
 
 def test_memory_grows_with_the_clients_that_wrote_not_with_all() -> None:
@@ -193,11 +222,69 @@ def test_memory_grows_with_the_clients_that_wrote_not_with_all() -> None:
     assert stored(state) <= 2 * 20 + 2
 
 
-def test_memory_never_exceeds_all_clients() -> None:
+def test_a_client_never_has_more_than_its_committed_and_its_pending_row() -> None:
     state = ClientStateStore(initial(), CLIENTS)
-    for client in range(CLIENTS):
-        state.write(torch.tensor([client]), rows([client]))
-    assert stored(state) == CLIENTS
+    for number in range(5):
+        for client in range(CLIENTS):
+            state.write(torch.tensor([client]), rows([client + number]))
+        state.commit(number)
+    assert stored(state) == 2 * CLIENTS
+
+
+def test_rows_in_a_file_outlast_the_process(tmp_path: Path) -> None:
+    state = ClientStateStore(initial(), CLIENTS, tmp_path)
+    state.write(torch.tensor([2, 5]), rows([20, 50]))
+    state.commit(1)
+    state.write(torch.tensor([2, 6]), rows([21, 61]))
+    state.commit(2)
+    state.write(torch.tensor([5, 7]), rows([52, 72]))
+    assert counts(ClientStateStore(initial(), CLIENTS, tmp_path, 2)) == [
+        7,
+        7,
+        21,
+        7,
+        7,
+        50,
+        61,
+        7,
+        7,
+    ]
+
+
+def test_the_version_before_the_last_can_be_opened(tmp_path: Path) -> None:
+    """This process committed the round, and another one did not."""
+    state = ClientStateStore(initial(), CLIENTS, tmp_path)
+    for version in range(1, 4):
+        state.write(torch.tensor([version, 8]), rows([10 * version, 80 + version]))
+        state.commit(version)
+    again = ClientStateStore(initial(), CLIENTS, tmp_path, 2)
+    assert counts(again) == [7, 10, 20, 7, 7, 7, 7, 7, 82]
+    again.write(torch.tensor([3, 8]), rows([30, 83]))
+    again.commit(3)
+    assert counts(again) == counts(state)
+    with pytest.raises(FedcladeError, match="--resume") as caught:
+        ClientStateStore(initial(), CLIENTS, tmp_path, 1)
+    assert caught.value.field == "client_state"
+
+
+def test_a_file_has_no_rows_of_the_run_before(tmp_path: Path) -> None:
+    state = ClientStateStore(initial(), CLIENTS, tmp_path)
+    state.write(EVERYONE, rows(list(range(10, 19))))
+    state.commit(4)
+    assert counts(ClientStateStore(initial(), CLIENTS, tmp_path)) == [7] * CLIENTS
+    assert [path.name for path in tmp_path.iterdir()] == ["rows"]
+
+
+def test_a_full_disk_is_an_error_before_rows_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    state = ClientStateStore(initial(), CLIENTS, tmp_path)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(WriteError, match="the disk is full"):
+        state.write(torch.tensor([0]), rows([1]))
 
 
 @pytest.mark.parametrize(
