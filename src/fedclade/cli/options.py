@@ -75,12 +75,21 @@ _SHORTCUTS = {
     "--rounds": "run.rounds",
     "--epochs": "local.epochs",
 }
+ENGINES = ("simulator", "ray", "flower")
 EngineOption = Annotated[
     str,
     typer.Option(
         "--engine",
-        metavar="simulator|flower",
-        help="Engine that runs the clients; flower: Flower's simulation.",
+        metavar="|".join(ENGINES),
+        help="Engine that runs the clients; ray: several simulators; flower: Flower's simulation.",
+    ),
+]
+ShardsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--shards",
+        min=1,
+        help="With --engine ray: number of simulators (default: one per GPU or core).",
     ),
 ]
 NodesOption = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +11,7 @@ from fedclade.cli.compare import run_all
 from fedclade.cli.console import out_console, print_err, print_json, print_out
 from fedclade.cli.dry_run import show_plan
 from fedclade.cli.options import (
+    ENGINES,
     DataRootOption,
     DeviceOption,
     DryRunOption,
@@ -30,6 +32,7 @@ from fedclade.cli.options import (
     ResumeOption,
     RoundsOption,
     SetOption,
+    ShardsOption,
     TrackOption,
     import_all,
     with_shortcuts,
@@ -58,6 +61,7 @@ def run(
     profile: ProfileOption = False,
     engine: EngineOption = "simulator",
     nodes: NodesOption = None,
+    shards: ShardsOption = None,
     live: LiveOption = False,
     port: PortOption = None,
     track: TrackOption = None,
@@ -72,29 +76,43 @@ def run(
     output = RunOutput(quiet, live, port, track, report)
     settings = with_shortcuts(sets, method=method, lr=lr, rounds=rounds, epochs=epochs)
     import_all(imports)
-    if engine not in ("simulator", "flower"):
-        raise InvalidInputError(f"--engine {engine}: must be simulator or flower.", "--engine")
-    if dry_run and engine == "flower":
+    if engine not in ENGINES:
+        raise InvalidInputError(f"--engine {engine}: must be {' or '.join(ENGINES)}.", "--engine")
+    if dry_run and engine != "simulator":
         raise InvalidInputError("--dry-run: works with --engine simulator only.", "--dry-run")
     if nodes is not None and engine != "flower":
         raise InvalidInputError(f"--nodes {nodes}: needs --engine flower.", "--nodes")
+    if shards is not None and engine != "ray":
+        raise InvalidInputError(f"--shards {shards}: needs --engine ray.", "--shards")
+    if _is_launched_by_torchrun():
+        if engine != "simulator":
+            raise InvalidInputError(
+                f"--engine {engine}: torchrun starts the workers itself; leave it out.", "--engine"
+            )
+        engine = "torchrun"
+        if os.environ["RANK"] != "0":
+            from fedclade.integrations.sharded_run import serve_rank
+
+            serve_rank()
+            return
     from fedclade.analysis import comparison_runs, sweep_grid
     from fedclade.io.run_dir import RunDirectory
     from fedclade.training import experiment_file
 
     tables = experiment_file.read(experiment)
     if sweep_grid.is_sweep(settings):
-        if engine == "flower" or profile:
+        if engine != "simulator" or profile:
             option = "--profile" if profile else "--engine"
             raise InvalidInputError(
-                f"{option}{'' if profile else ' flower'}: works with one run only. Give each --set"
-                " one value.",
+                f"{option}{'' if profile else f' {engine}'}: works with one run only. Give each"
+                " --set one value.",
                 option,
             )
         folder = output_folder(out, resume, "sweep", f"{Path(experiment).stem}-sweep")
         planned = comparison_runs.runs(sweep_grid.expand(tables, settings), 1)
         run_all(planned, folder, resume, output, device, data_root, dry_run, as_json)
         return
+    settings = [*settings, *([] if shards is None else [f"engine.shards={shards}"])]
     tables = experiment_file.apply(tables, settings)
     chosen = experiment_file.experiment(tables)
     folder = output_folder(out, resume, "run", f"{Path(experiment).stem}-{chosen.method.name}")
@@ -122,6 +140,19 @@ def run(
                     data_root=data_root,
                     imports=imports or [],
                 )
+            elif engine in ("ray", "torchrun"):
+                from fedclade.integrations.sharded_run import run_sharded
+                from fedclade.training.shard_building import ExperimentSource
+
+                result, times = run_sharded(
+                    "ray" if engine == "ray" else "torchrun",
+                    training_run,
+                    ExperimentSource.of(tables, data_root, imports or []),
+                    folder,
+                    lambda sharded: sharded.run(folder, resume, on_round),
+                )
+                if not quiet:
+                    print_out(times.in_words)
             else:
                 result = training_run.run(folder, resume, on_round)
     if not quiet:
@@ -142,6 +173,11 @@ def run(
                 "groups": result.groups,
             }
         )
+
+
+def _is_launched_by_torchrun() -> bool:
+    """Whether torchrun started this process together with others."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def _flower_simulation() -> ModuleType:

@@ -428,5 +428,20 @@ def nodes_give_the_same_models(method: MethodUnderTest) -> None:
         )
 
 
+@_check("Workers that share the clients, as with --engine ray, give the simulator's bytes.")
+def shards_give_the_same_bytes(method: MethodUnderTest) -> None:
+    _only_on(method, "sharded", "it compares the other engine with the simulator")
+    expected, sharded = method.on("simulator").plain_run(), method.plain_run()
+    for first, second in (
+        (flatten(expected.state), flatten(sharded.state)),
+        (expected.served, sharded.served),
+    ):
+        _require(
+            is_same(first, second),
+            f"{_different(first, second)} differ from the simulator's: a program must not depend on"
+            " which clients run together.",
+        )
+
+
 def _is_close(first: Tensor, second: Tensor) -> bool:
     return first.shape == second.shape and torch.allclose(first, second, rtol=RTOL, atol=ATOL)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedclade.conformance.example_clients import ragged_clients
 from fedclade.conformance.in_process_federation import InProcessFederation
+from fedclade.conformance.in_process_shards import in_process_shards
 from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
 from fedclade.core.local_training_config import LocalTraining
@@ -20,6 +21,7 @@ from fedclade.core.program_serialization import NodeContext, factories_of
 from fedclade.core.pytree import Tree
 from fedclade.core.rng import fold_in
 from fedclade.data import Clients
+from fedclade.engines.sharded.federation import ShardedSimulator
 from fedclade.engines.simulator import Faults, Simulator
 from fedclade.methods.base import Method
 from fedclade.methods.required_context import NeedsEncoder, NeedsSecret
@@ -27,9 +29,11 @@ from fedclade.models import MLP
 from fedclade.training.config import BatchNorm, LocalConfig
 from fedclade.training.setup import inject_context, own_batch_norm_of
 
-EngineName: TypeAlias = Literal["simulator", "remote"]
-ENGINES: tuple[EngineName, ...] = ("simulator", "remote")
-"""The simulator, and two nodes that the server reaches by messages."""
+EngineName: TypeAlias = Literal["simulator", "remote", "sharded"]
+ENGINES: tuple[EngineName, ...] = ("simulator", "remote", "sharded")
+"""The simulator, two nodes that the server reaches by messages, and two workers of a sharded
+simulator.
+"""
 
 _CLASSES = 10
 _FAR_ROUND = 10**6  # clients without a cluster get one for the evaluation, in no real round
@@ -65,9 +69,11 @@ class MethodRun:
         self.method: Method = with_context.with_local_config(
             LocalTraining(self.objective, lr=0.05, batch_size=4, epochs=2)
         )
-        self.fed: Simulator | InProcessFederation
+        self.fed: Simulator | InProcessFederation | ShardedSimulator
         if engine == "simulator":
             self.fed = Simulator(clients, faults=faults, **options)
+        elif engine == "sharded":
+            self.fed = in_process_shards(clients, self._node_context(), faults, **options)
         else:
             self.fed = InProcessFederation(clients, self._node_context(), faults, **options)
         self.own = own_batch_norm_of(

@@ -44,6 +44,8 @@ class DeviceDataset:
         device: the device of the batches.
         clock: counts and times the work.
         storage: the device of the samples; None for `device`.
+        longest: the number of samples of the largest part, or of a larger one elsewhere; None to
+            count. No batch has more: results then do not depend on which parts are here.
     """
 
     def __init__(
@@ -54,13 +56,15 @@ class DeviceDataset:
         device: torch.device,
         clock: Profiler,
         storage: torch.device | None = None,
+        longest: int | None = None,
     ) -> None:
         self.device, self.clock = device, clock
         self.storage = storage or device
         self.x, self.y = map_inputs(lambda value: value.to(self.storage), x), y.to(self.storage)
         # Sizes are on the CPU and on the device: reading a size must not wait for the device.
         self.sizes = parts.sizes
-        self.longest = max(1, int(self.sizes.max())) if len(self.sizes) else 1
+        largest = int(self.sizes.max()) if len(self.sizes) else 1
+        self.longest = max(1, largest if longest is None else longest)
         self._index, self._offsets, self._sizes = (
             value.to(device) for value in (parts.index, parts.offsets, parts.sizes)
         )

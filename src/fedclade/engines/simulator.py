@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
@@ -74,8 +75,15 @@ _CLIENTS_IN_A_CHUNK_SUM = 4
 
 
 @dataclass
-class _Collected:
-    """The results of a call of `map` so far."""
+class Collected:
+    """The results of a call of `map` so far.
+
+    Args:
+        total: the sums, if the call has some.
+        outputs: for each chunk the outputs of its clients.
+        places: for each chunk the places of its clients in the call's `ids`.
+        failures: the clients without a valid reply.
+    """
 
     total: Accumulator | None
     outputs: list[Tree] = field(default_factory=list)
@@ -89,6 +97,21 @@ class _ChunkResult(NamedTuple):
     reply: Tree
     written: Tree | None
     chunk_sum: Accumulator | None
+
+
+class Longest(NamedTuple):
+    """The number of samples of the largest part of each split in a federation."""
+
+    train: int
+    test: int
+    validation: int
+
+    @classmethod
+    def of(cls, clients: Clients) -> Longest:
+        sizes = (clients.train.sizes, clients.test.sizes, clients.validation_sizes)
+        return cls(
+            *(1 if size is None or not len(size) else max(1, int(size.max())) for size in sizes)
+        )
 
 
 class Simulator:
@@ -111,6 +134,9 @@ class Simulator:
         faults: (key, client, reply) -> the reply that arrives, or None if none arrives. For
             experiments with absent and malicious clients.
         profile: whether to time the phases of every call, in the attribute `clock`.
+        state_folder: where the clients' state is stored; None for memory.
+        longest: the largest parts of the federation to which these clients belong; None if these
+            are all.
     """
 
     name = "simulator"
@@ -128,6 +154,8 @@ class Simulator:
         threads: int | None = None,
         faults: Faults | None = None,
         profile: bool = False,
+        state_folder: Path | None = None,
+        longest: Longest | None = None,
     ) -> None:
         for name, value in (("chunk", chunk), ("threads", threads)):
             if value is not None:
@@ -141,7 +169,10 @@ class Simulator:
         self._clients = clients
         self.names = torch.arange(len(clients))
         self.clock = Profiler(self.device, profile)
-        self._train, self._test, self._validation = _datasets(clients, self.device, self.clock)
+        self._train, self._test, self._validation = _datasets(
+            clients, self.device, self.clock, longest
+        )
+        self._state_folder = state_folder
         self._compiled = CompiledSteps()
         self._oom_retry = OomRetry(self.device, self._clear_compiled)
         keep_freed_memory()
@@ -188,14 +219,16 @@ class Simulator:
     ) -> None:
         """Do nothing: the clients are in this process."""
 
-    def init_client_state(self, initial: Tree) -> None:
+    def init_client_state(self, initial: Tree, version: int | None = None) -> None:
         """Give every client this initial state.
 
         Args:
             initial: the state of one client, as of a method's `initial_client_state`.
+            version: the committed version in the state's folder to start from; None for none.
         """
+        on_device = {name: value.to(self.device) for name, value in initial.items()}
         self.client_state = ClientStateStore(
-            {name: value.to(self.device) for name, value in initial.items()}, len(self._sizes)
+            on_device, len(self._sizes), self._state_folder, version
         )
 
     def pop_failures(self) -> list[Failure]:
@@ -224,13 +257,41 @@ class Simulator:
                 their programs have different names.
             reduce: sum outputs instead of returning them.
         """
-        ids = self._checked(ids)
+        ids = checked_ids(ids, len(self._sizes))
+        collected = self.collect(
+            program, ids, broadcast=broadcast, per_client=per_client, key=key, reduce=reduce
+        )
+        self._failures += collected.failures
+        return ordered_results(
+            ids, collected.places, collected.outputs, collected.total, collected.failures
+        )
+
+    def collect(
+        self,
+        program: AnyProgram,
+        ids: Tensor,
+        *,
+        broadcast: Tree | None,
+        per_client: ModelAssignment | None,
+        key: int,
+        reduce: SegmentSum | None,
+    ) -> Collected:
+        """Do the work of `map`, and return what other simulators' results can be added to.
+
+        Args:
+            program: the program.
+            ids: the clients, each at most once.
+            broadcast: a tree that every client receives.
+            per_client: the model that each client receives.
+            key: the randomness of this call.
+            reduce: sum outputs instead of returning them.
+        """
         assignment = self._on_device(per_client, len(ids)) if per_client is not None else None
         if reduce:
             check_sum(reduce, len(ids))
         shared = {name: value.to(self.device) for name, value in (broadcast or {}).items()}
         self.traffic.down += len(ids) * (nbytes(shared) + _row_bytes(assignment))
-        collected = _Collected(Accumulator(reduce) if reduce else None)
+        collected = Collected(Accumulator(reduce) if reduce else None)
 
         def load(places: Tensor) -> tuple[Tensor, ClientBatch]:
             rows = assignment[places] if assignment is not None else None
@@ -250,10 +311,7 @@ class Simulator:
             lambda places, result: self._collect(collected, key, ids, places, result),
             parallel=not _uses_numpy(program),
         )
-        self._failures += collected.failures
-        return ordered_results(
-            ids, collected.places, collected.outputs, collected.total, collected.failures
-        )
+        return collected
 
     def evaluate(
         self,
@@ -281,7 +339,7 @@ class Simulator:
         """Evaluate one request. Clients with the same model and the same test part share one
         evaluation.
         """
-        ids = self._checked(ids)
+        ids = checked_ids(ids, len(self._sizes))
         finetune = request.finetune
         dataset, parts = self._parts(request.split, ids)
         with_data = torch.nonzero(parts >= 0).flatten()
@@ -457,7 +515,7 @@ class Simulator:
             return Accumulator.of_chunk(reduce, places, reply)
 
     def _collect(
-        self, collected: _Collected, key: int, ids: Tensor, places: Tensor, result: _ChunkResult
+        self, collected: Collected, key: int, ids: Tensor, places: Tensor, result: _ChunkResult
     ) -> None:
         """Check the replies of a chunk, add them up, and store its client state.
 
@@ -602,24 +660,6 @@ class Simulator:
         rounds = -(-clients // (largest * self.workers.count))
         return max(1, -(-clients // (rounds * self.workers.count))) if clients else 1
 
-    def _checked(self, ids: Tensor) -> Tensor:
-        ids = torch.as_tensor(ids, dtype=torch.int64).cpu()
-        numbers = ids.tolist()
-        if numbers and not 0 <= min(numbers) <= max(numbers) < len(self._sizes):
-            raise InvalidInputError(
-                f"ids: the clients are {min(numbers)} to {max(numbers)}; they must be 0 to"
-                f" {len(self._sizes) - 1}.",
-                "ids",
-            )
-        twice = [client for client, count in Counter(numbers).items() if count > 1]
-        if twice:
-            raise InvalidInputError(
-                f"ids: client {twice[0]} occurs more than once; the clients of a call must be"
-                " distinct.",
-                "ids",
-            )
-        return ids
-
     def _on_device(self, assignment: ModelAssignment, clients: int) -> ModelAssignment:
         model_ids = assignment.model_ids.cpu()
         if len(model_ids) != clients:
@@ -667,6 +707,31 @@ class Simulator:
             torch.set_num_threads(threads)
             torch.set_float32_matmul_precision(precision)
             cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
+
+
+def checked_ids(ids: Tensor, clients: int) -> Tensor:
+    """The clients of a call, on the CPU; an error if one does not exist or occurs twice.
+
+    Args:
+        ids: the clients.
+        clients: the number of clients of the federation.
+    """
+    ids = torch.as_tensor(ids, dtype=torch.int64).cpu()
+    numbers = ids.tolist()
+    if numbers and not 0 <= min(numbers) <= max(numbers) < clients:
+        raise InvalidInputError(
+            f"ids: the clients are {min(numbers)} to {max(numbers)}; they must be 0 to"
+            f" {clients - 1}.",
+            "ids",
+        )
+    twice = [client for client, count in Counter(numbers).items() if count > 1]
+    if twice:
+        raise InvalidInputError(
+            f"ids: client {twice[0]} occurs more than once; the clients of a call must be"
+            " distinct.",
+            "ids",
+        )
+    return ids
 
 
 def check_precision(precision: str, device: torch.device) -> None:
@@ -719,22 +784,27 @@ def pick_device(device: str) -> torch.device:
 
 
 def _datasets(
-    clients: Clients, device: torch.device, clock: Profiler
+    clients: Clients, device: torch.device, clock: Profiler, longest: Longest | None = None
 ) -> tuple[DeviceDataset, DeviceDataset, DeviceDataset | None]:
     """The training, test and validation data. Pools that are shared are stored once."""
+    longest = longest or Longest.of(clients)
     shared = clients.x_test is clients.x
     pools = (clients.x,) if shared else (clients.x, clients.x_test)
     size = sum(value.nbytes for pool in pools for value in tensors_of(pool))
     storage = _storage(size, device)
     later = clients.later
     parts = _joined(clients.train, None if later is None else later.train)
-    train = DeviceDataset(clients.x, clients.y, parts, device, clock, storage)
+    train = DeviceDataset(clients.x, clients.y, parts, device, clock, storage, longest.train)
     x_test, y_test = (train.x, train.y) if shared else (clients.x_test, clients.y_test)
-    test = DeviceDataset(x_test, y_test, clients.test, device, clock, storage)
+    test = DeviceDataset(x_test, y_test, clients.test, device, clock, storage, longest.test)
     if clients.validation is None:
         return train, test, None
     parts = _joined(clients.validation, None if later is None else later.validation)
-    return train, test, DeviceDataset(train.x, train.y, parts, device, clock, storage)
+    return (
+        train,
+        test,
+        DeviceDataset(train.x, train.y, parts, device, clock, storage, longest.validation),
+    )
 
 
 def _joined(parts: RaggedIndex, later: RaggedIndex | None) -> RaggedIndex:

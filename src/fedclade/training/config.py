@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from torch import nn
@@ -25,9 +25,12 @@ Serve: TypeAlias = Literal["last", "mean"]
 Select: TypeAlias = Literal["last", "best"]
 MetricName: TypeAlias = Literal["auroc", "f1", "ece", "mae", "rmse", "r2"]
 
+StateStorage: TypeAlias = Literal["memory", "disk"]
+
 _MAX_COUNT = 10**9
 MAX_EPSILON = 100
 MIN_CLIP, MAX_CLIP = 1e-4, 1e4  # in fixed point a number has a unit of 1e-9
+_MAX_SHARDS = 10**4
 
 
 def _require_choice(field: str, value: object, choices: object) -> None:
@@ -451,12 +454,26 @@ class EngineConfig:
         chunk: The number of clients in one step; None to choose it by device and model.
         precision: The precision of matrix products on CUDA, "tf32" or "float32"; "bf16" for models
             that compute in bfloat16, also on a CPU that has it.
-        threads: The number of CPU threads; None for one per core.
+        threads: The number of CPU threads; None for one per core. With shards, of each.
+        shards: With `--engine ray`, the number of simulators that share the clients; None for one
+            per core or GPU of this machine.
+        client_state: Where the state is that clients keep between rounds: "memory" or "disk"; None
+            for memory in one simulator and disk in several.
     """
 
     chunk: int | None = None
     precision: Precision = "tf32"
     threads: int | None = None
+    shards: int | None = None
+    client_state: StateStorage | None = None
 
     def __post_init__(self) -> None:
         _with_python_numbers(self)
+        if self.shards is not None:
+            require_int("engine.shards", self.shards, 1, _MAX_SHARDS)
+        if self.client_state is not None:
+            _require_choice("engine.client_state", self.client_state, StateStorage)
+
+    def simulator_options(self) -> dict[str, Any]:
+        """The options of each `Simulator`."""
+        return {"chunk": self.chunk, "precision": self.precision, "threads": self.threads}

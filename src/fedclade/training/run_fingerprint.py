@@ -25,6 +25,8 @@ _FREE = (
     ("run", "metrics"),
     ("engine", "chunk"),
     ("engine", "threads"),
+    ("engine", "shards"),
+    ("engine", "client_state"),
 )
 
 

@@ -6,9 +6,13 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
@@ -293,7 +297,17 @@ class TrainingRun:
         on_round: OnRound | None = None,
     ) -> Result:
         """Train and evaluate. `out`: the run directory; `resume`: continue the run it holds."""
-        setup = prepare(self)
+        is_on_disk = self.federation is None and self.engine.client_state == "disk"
+        with state_folder(out) if is_on_disk else nullcontext() as folder:
+            return self._run(prepare(self, folder), out, resume, on_round)
+
+    def _run(
+        self,
+        setup: RunSetup,
+        out: str | os.PathLike[str] | None,
+        resume: bool,
+        on_round: OnRound | None,
+    ) -> Result:
         store = RunDirectory.open(out, resume) if out is not None else None
         found = _latest_checkpoint(setup, store) if store is not None else None
         if store is not None and resume:
@@ -401,6 +415,21 @@ class TrainingRun:
             names=clients.names,
             encoding=clients.encoding,
         )
+
+
+@contextmanager
+def state_folder(out: str | os.PathLike[str] | None) -> Iterator[Path]:
+    """A context with a folder for the clients' state of a run, which is removed at its end:
+    checkpoints have the state of a run that continues.
+
+    Args:
+        out: the run directory; None for a folder of the system's temporary files.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="fedclade-")) if out is None else Path(out)
+    try:
+        yield folder / "client_state"
+    finally:
+        shutil.rmtree(folder if out is None else folder / "client_state", ignore_errors=True)
 
 
 def _latest_checkpoint(setup: RunSetup, store: RunDirectory) -> Checkpoint | None:

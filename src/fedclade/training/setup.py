@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -20,6 +21,7 @@ from fedclade.aggregation.own_batch_norm import OwnBatchNorm
 from fedclade.aggregation.robust_federation import RobustFederation
 from fedclade.core.augmentation import augment_inputs
 from fedclade.core.federation import Federation
+from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
 from fedclade.core.inputs import (
     Inputs,
@@ -43,6 +45,7 @@ from fedclade.core.losses import (
 )
 from fedclade.core.module_copy import require_copyable
 from fedclade.core.output_metric import AnyMetric
+from fedclade.core.program_serialization import NodeContext
 from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.federated_dataset import Clients
@@ -54,6 +57,7 @@ from fedclade.methods.required_context import (
     NeedsEncoder,
     NeedsInputShape,
     NeedsProbe,
+    NeedsSecret,
     NeedsTrueGroups,
 )
 from fedclade.models import ModelSpec
@@ -137,8 +141,65 @@ class RunSetup:
         return plot_data.label_counts(self.clients)
 
 
-def prepare(run: TrainingRun) -> RunSetup:
-    """Build the engine and the model of a run, and check that they fit together."""
+@dataclass(frozen=True, eq=False)
+class ClientSide:
+    """What every process that has clients makes of a run: model, method and metrics; see
+    `RunSetup`.
+    """
+
+    method: Method
+    module: nn.Module
+    objective: Objective
+    served: Objective
+    layer: PersonalLayer | None
+    metrics: dict[str, AnyMetric]
+
+    def context(self) -> NodeContext:
+        """What the programs of simulated clients need."""
+        method = self.method
+        encoder = method.encoder_module if isinstance(method, NeedsEncoder) else None
+        return NodeContext(
+            self.objective,
+            None if encoder is None else Encoder(encoder),
+            (method.secret or 0) if isinstance(method, NeedsSecret) else 0,
+            self.served,
+        )
+
+
+def client_side(run: TrainingRun, metadata: ClientMetadata, device: torch.device) -> ClientSide:
+    """Build the model of a run, and try it on a few samples.
+
+    Args:
+        run: the run.
+        metadata: the clients' metadata.
+        device: the device of the model.
+    """
+    method = inject_context(run.method, metadata, run.settings.seed)
+    loss_name = run.local.loss if run.loss is None else None
+    _require_classes(run.local, loss_name, metadata)
+    if loss_name == "bce":
+        _require_labels(metadata.y if run.clients is None else run.clients.y)
+    module = module_for(run.model, metadata, run.settings.seed, loss_name)
+    x = _on_device(metadata.x, device)
+    loss = run.local.loss_for(run.loss)
+    bf16 = run.engine.precision == "bf16"
+    objective = Objective(module.to(device), loss, x, run.augment, bf16)
+    served = method.served_objective(module, objective, x)
+    layer = layer_of(run.personal, method, module, objective, metadata)
+    if layer is not None:
+        served = layer.served_objective(module, objective, x)
+    metrics = metrics_for(objective, metadata, run.metrics, device, run.settings.metrics)
+    _check_augmentation(objective, x)
+    return ClientSide(method, module, objective, served, layer, metrics)
+
+
+def prepare(run: TrainingRun, state_folder: Path | None = None) -> RunSetup:
+    """Build the engine and the model of a run, and check that they fit together.
+
+    Args:
+        run: the run.
+        state_folder: where a simulator stores the clients' state; None for memory.
+    """
     if not isinstance(run.method, Method):
         raise InvalidInputError(
             f"method = {run.method!r}: give a method such as fc.FedAvg(), not its name or class.",
@@ -150,30 +211,16 @@ def prepare(run: TrainingRun) -> RunSetup:
         run.local.optimizer,
         f"must be 'sgd': method {run.method.name} {run.method.needs_sgd}",
     )
-    engine = run.federation or _simulator(run)
+    engine = run.federation or _simulator(run, state_folder)
     _check_server(run.method, run.server)
     metadata = engine.client_metadata()
     require(len(metadata) > 0, "clients", 0, "there must be at least one")
     run.settings.cohort_size(len(metadata))
     if is_int(run.settings.clients_per_round, 1, 1) and len(metadata) > 1:
         _warn_of_one_client(len(metadata))
-    method = inject_context(run.method, metadata, run.settings.seed)
-    loss_name = run.local.loss if run.loss is None else None
-    _require_classes(run.local, loss_name, metadata)
-    if loss_name == "bce":
-        _require_labels(metadata.y if run.clients is None else run.clients.y)
-    module = module_for(run.model, metadata, run.settings.seed, loss_name)
-    x = _on_device(metadata.x, engine.device)
-    loss = run.local.loss_for(run.loss)
-    bf16 = run.engine.precision == "bf16"
-    objective = Objective(module.to(engine.device), loss, x, run.augment, bf16)
-    served = method.served_objective(module, objective, x)
-    layer = layer_of(run.personal, method, module, objective, metadata)
-    if layer is not None:
-        served = layer.served_objective(module, objective, x)
     _require_validation(run.settings, metadata)
-    metrics = metrics_for(objective, metadata, run.metrics, engine.device, run.settings.metrics)
-    _check_augmentation(objective, x)
+    side = client_side(run, metadata, engine.device)
+    method, objective = side.method, side.objective
     own_batch_norm = own_batch_norm_of(method, objective, run.local)
     sums: Federation = engine
     if run.privacy.secure_sum:
@@ -181,7 +228,7 @@ def prepare(run: TrainingRun) -> RunSetup:
         sums = SecureSumFederation(engine, run.privacy.min_group)
     budget = None
     if run.privacy.epsilon is not None:
-        _check_privacy(run, method, layer, objective, own_batch_norm)
+        _check_privacy(run, method, side.layer, objective, own_batch_norm)
         budget = _budget(run, engine, len(metadata))
     return RunSetup(
         engine=engine,
@@ -197,11 +244,11 @@ def prepare(run: TrainingRun) -> RunSetup:
         clients=run.clients,
         metadata=metadata,
         method=method,
-        module=module,
+        module=side.module,
         objective=objective,
-        served=served,
-        layer=layer,
-        metrics=metrics,
+        served=side.served,
+        layer=side.layer,
+        metrics=side.metrics,
         local=run.local,
         training=run.settings,
         tables=_tables(run, method, metadata),
@@ -415,13 +462,25 @@ def own_batch_norm_of(method: Method, objective: Objective, local: LocalConfig) 
     return OwnBatchNorm(objective, tuple(n for n in objective.batch_norm if n not in kept))
 
 
-def _simulator(run: TrainingRun) -> Simulator:
+def _simulator(run: TrainingRun, state_folder: Path | None) -> Simulator:
     if not isinstance(run.clients, Clients):
         raise InvalidInputError(
             "clients: make them with fc.data.partition(…) or fc.data.from_arrays(…).",
             "clients",
         )
-    return Simulator(run.clients, device=run.device, profile=run.profile, **asdict(run.engine))
+    require(
+        run.engine.shards in (None, 1),
+        "engine.shards",
+        run.engine.shards,
+        "only --engine ray has several shards; leave it out",
+    )
+    return Simulator(
+        run.clients,
+        device=run.device,
+        profile=run.profile,
+        state_folder=state_folder,
+        **run.engine.simulator_options(),
+    )
 
 
 def _tables(run: TrainingRun, method: Method, metadata: ClientMetadata) -> Tables:

@@ -213,7 +213,7 @@ def diagnose_run(run: TrainingRun, probe_rounds: int) -> Diagnosis:
     _check(run.clients, probe_rounds)
     assert run.clients is not None
     clients, seed = without_test(run.clients), run.settings.seed
-    fed = Simulator(clients, device=run.device, **asdict(run.engine))
+    fed = Simulator(clients, device=run.device, **run.engine.simulator_options())
     objectives = _objectives(clients, run, fed)
     rng = np.random.default_rng([seed, len(clients)])
     classes = clients.classes if clients.classes is not None and clients.y.ndim == 1 else 1

@@ -1,0 +1,1 @@
+"""Several simulators side by side: each has a shard of the clients."""
