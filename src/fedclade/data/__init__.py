@@ -18,6 +18,7 @@ from fedclade.data.partitioning.grouped import (
     PowerLawClusters,
     Rotation,
 )
+from fedclade.data.partitioning.pfllib import PFLlib
 from fedclade.data.partitioning.skewed import Dirichlet, Iid, NaturalId, Pathological, QuantitySkew
 from fedclade.data.synthetic_genomics import FlippedId, genomic
 from fedclade.data.tables import from_csv, from_frame, from_parquet
@@ -43,6 +44,7 @@ __all__ = [
     "LabelPermutation",
     "LabelSwap",
     "NaturalId",
+    "PFLlib",
     "Pathological",
     "PowerLawClusters",
     "QuantitySkew",

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.core.inputs import Inputs, describe_inputs, select
+from fedclade.core.inputs import Inputs, describe_inputs, join_inputs, select
 from fedclade.core.names import NO_NAMES, Names, checked_client_names, checked_names
 from fedclade.data import array_checks
 from fedclade.data.federated_dataset import Clients, RaggedIndex
@@ -58,6 +58,22 @@ class Dataset:
     def classes(self) -> int | None:
         """The largest label plus 1; None if the targets are floats."""
         return _classes([self.y_train, self.y_test])
+
+    def merged(self) -> Dataset:
+        """The data set whose training part has the test samples too, after its own."""
+        keys: dict[str, tuple[Tensor, Tensor | None]] = {
+            name: (torch.cat([train, test]), None)
+            for name, (train, test) in self.keys.items()
+            if test is not None
+        }
+        return replace(
+            self,
+            x_train=join_inputs(torch.cat, [self.x_train, self.x_test]),
+            y_train=torch.cat([self.y_train, self.y_test]),
+            x_test=select(self.x_test, slice(0)),
+            y_test=self.y_test[:0],
+            keys=keys,
+        )
 
 
 def dataset(

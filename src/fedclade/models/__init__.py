@@ -4,7 +4,7 @@
 
 from fedclade.models.autoencoder import Autoencoder, ConvAutoencoder, ResidualAutoencoder
 from fedclade.models.base import ModelSpec
-from fedclade.models.cnn import CflCNN, GmccCNN, LeafCNN, LeNet5, SmallCNN
+from fedclade.models.cnn import CNN, CflCNN, GmccCNN, LeafCNN, LeNet5, SmallCNN
 from fedclade.models.mlp import MLP, Logistic
 from fedclade.models.recurrent import BiLstmTagger, LstmLanguageModel
 from fedclade.models.resnet import ResNet9
@@ -18,6 +18,7 @@ _SPECS: tuple[type[ModelSpec], ...] = (
     LeNet5,
     CflCNN,
     GmccCNN,
+    CNN,
     ResNet9,
     LstmLanguageModel,
     BiLstmTagger,
@@ -30,6 +31,7 @@ _SPECS: tuple[type[ModelSpec], ...] = (
 MODELS: dict[str, type[ModelSpec]] = {spec.name: spec for spec in _SPECS}
 
 __all__ = [
+    "CNN",
     "MLP",
     "MODELS",
     "Autoencoder",

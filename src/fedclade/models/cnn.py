@@ -5,13 +5,14 @@ dense layers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, pairwise
 from typing import ClassVar
 
 from torch import nn
 
-from fedclade.errors import require_int
+from fedclade.errors import is_int, require, require_int
 from fedclade.models.base import (
+    MAX_UNITS,
     centre,
     chain,
     check_classes,
@@ -172,6 +173,55 @@ class CflCNN:
             fc1=nn.Linear(64 * (shape[1] // 8) * (shape[2] // 8), 128),
             relu4=nn.ReLU(),
             fc2=nn.Linear(128, classes),
+        )
+
+
+@dataclass(frozen=True)
+class CNN:
+    """Two 5x5 convolutions without padding, each with a 2x2 pooling, and dense layers.
+
+    With the defaults it is the "4-layer CNN" of PFLlib's leaderboard, with 582,026 parameters on
+    (1, 28, 28) with 10 classes. With 64 and 64 maps and 120 and 64 units it is that of FedRep's
+    authors for CIFAR-10.
+
+    Args:
+        maps: the numbers of maps of the convolutions.
+        hidden: the number of units of each hidden dense layer.
+        centred: whether a first layer maps inputs from 0 … 1 to −1 … 1.
+    """
+
+    name: ClassVar[str] = "cnn"
+    maps: tuple[int, int] = (32, 64)
+    hidden: tuple[int, ...] = (512,)
+    centred: bool = False
+
+    def __post_init__(self) -> None:
+        for field in ("maps", "hidden"):  # from an array in a TOML file; specs must be hashable
+            object.__setattr__(self, field, tuple(getattr(self, field)))
+        ok = len(self.maps) == 2 and all(is_int(maps, 1, MAX_UNITS) for maps in self.maps)
+        require(ok, "model.maps", self.maps, "must be two whole numbers of at least 1")
+        ok = len(self.hidden) > 0 and all(is_int(units, 1, MAX_UNITS) for units in self.hidden)
+        require(ok, "model.hidden", self.hidden, "must be whole numbers of at least 1")
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module for samples of `shape` (without a batch axis) and `classes` outputs."""
+        first, second = self.maps
+        widths = (second * _pixels_left("CNN", shape), *self.hidden)
+        check_classes(classes)
+        dense: dict[str, nn.Module] = {}
+        for number, (inputs, units) in enumerate(pairwise(widths), start=1):
+            dense |= {f"fc{number}": nn.Linear(inputs, units), f"relu{number + 2}": nn.ReLU()}
+        return chain(
+            centre=centre(self.centred),
+            conv1=nn.Conv2d(shape[0], first, _KERNEL),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(first, second, _KERNEL),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            **dense,
+            **{f"fc{len(widths)}": nn.Linear(widths[-1], classes)},
         )
 
 

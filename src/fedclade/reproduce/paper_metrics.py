@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,9 @@ def measure(metric: str, summary: Numbers, history: History) -> float | None:
         metric: "rounds_to 80", the first evaluated round with 80 % or more; "megabits_to 80", the
             traffic until then in both directions, in 10⁶ bits; "accuracy"; "rounds_to_tuned 80",
             "megabits_to_tuned 80" and "accuracy_tuned", the same after local training
-            (`personal.layer`); "accuracy_at 50", the accuracy of round 50; "most clusters", the
+            (`personal.layer`); "accuracy_at 50", the accuracy of round 50; "best_accuracy",
+            the largest of all evaluated rounds, by test samples; "accuracy_of_last 10", the mean of
+            the last ten evaluated rounds; "most clusters", the
             largest number in any round; "sample_accuracy" and "sample_accuracy_tuned", accuracies
             over all test samples; else a key of the summary.
         summary: the run's summary.
@@ -38,6 +41,12 @@ def measure(metric: str, summary: Numbers, history: History) -> float | None:
         value = next(
             (_accuracy(row, False) for row in history if row["round"] == int(argument)), None
         )
+    elif name in ("best_accuracy", "accuracy_of_last"):
+        rounds = [known for row in history if (known := _accuracy(row, False)) is not None]
+        if name == "best_accuracy":
+            value = max(rounds, default=None)
+        else:
+            value = statistics.fmean(rounds[-int(argument) :]) if rounds else None
     elif name in ("accuracy", "accuracy_tuned"):
         value = _accuracy(summary, name == "accuracy_tuned")
     elif metric == "most clusters":
@@ -64,6 +73,8 @@ def metric_text(metric: str) -> str:
         "megabits_to_tuned": f"megabits to {argument} % after local training",
         "accuracy_stderr": "binomial standard error of the accuracy, %",
         "accuracy_at": f"accuracy in round {argument}, %",
+        "best_accuracy": "accuracy of the round that is best on the test samples, %",
+        "accuracy_of_last": f"mean accuracy of the last {argument} rounds, %",
     }
     return texts.get(name, metric)
 

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from fedclade.errors import InvalidInputError
-from fedclade.models import CflCNN, GmccCNN, LeafCNN, LeNet5, SmallCNN
+from fedclade.models import CNN, CflCNN, GmccCNN, LeafCNN, LeNet5, SmallCNN
 
-Spec = CflCNN | GmccCNN | LeafCNN | LeNet5 | SmallCNN
+Spec = CNN | CflCNN | GmccCNN | LeafCNN | LeNet5 | SmallCNN
 
 
 def size(module: nn.Module) -> int:
@@ -27,6 +27,8 @@ def size(module: nn.Module) -> int:
         (GmccCNN(), (1, 28, 28), 62, 486_654),
         (GmccCNN(dropout=0), (1, 28, 28), 62, 486_654),
         (CflCNN(), (3, 32, 32), 10, 188_810),  # the paper gives no number
+        (CNN(), (1, 28, 28), 10, 582_026),
+        (CNN(maps=(64, 64), hidden=(120, 64)), (3, 32, 32), 10, 307_842),
     ],
 )
 def test_parameter_counts_of_the_papers(

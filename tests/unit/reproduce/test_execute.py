@@ -315,6 +315,8 @@ def test_measures_from_a_history() -> None:
     assert measure("accuracy", history[-1], history) == 80.0
     assert measure("accuracy_tuned", history[-1], history) is None
     assert measure("accuracy_at 2", {}, history) == 70.0
+    assert measure("best_accuracy", {}, history) == 80.0
+    assert measure("accuracy_of_last 2", {}, history) == 75.0
     assert measure("most clusters", {}, history) == 3
     assert measure("ari", {"ari": None}, history) is None
 

@@ -34,6 +34,7 @@ from fedclade.data.partitioning.grouped import (
     PowerLawClusters,
     Rotation,
 )
+from fedclade.data.partitioning.pfllib import PFLlib
 from fedclade.data.partitioning.skewed import Dirichlet, Iid, NaturalId, Pathological, QuantitySkew
 from fedclade.data.synthetic_genomics import FlippedId
 from fedclade.errors import InvalidInputError, require, require_int
@@ -54,6 +55,7 @@ PARTITIONS: dict[str, type[Scheme]] = {
         FeatureClusters,
         FlippedId,
         Drift,
+        PFLlib,
     )
 }
 
@@ -77,6 +79,8 @@ def partition(
             first, are the same for every scheme, and no client has them.
     """
     _check_call(dataset, scheme, clients, seed)
+    if getattr(scheme, "merges_test", False):
+        dataset = dataset.merged()
     draw_probe, draw_split, draw_test, draw_order = map(
         np.random.default_rng, np.random.SeedSequence([seed, STREAM]).spawn(4)
     )

@@ -645,7 +645,7 @@ def test_every_scheme_has_a_name_and_records_its_settings() -> None:
         "iid dirichlet pathological natural_id label_clusters power_law_clusters label_swap"
         " label_permutation rotation quantity_skew"
     )
-    assert list(PARTITIONS) == [*names.split(), "feature_clusters", "flipped_id", "drift"]
+    assert list(PARTITIONS) == [*names.split(), "feature_clusters", "flipped_id", "drift", "pfllib"]
     assert all(scheme.name == name for name, scheme in PARTITIONS.items())
     clients = partition(toy(), LabelClusters(2, 2), 4, seed=5, probe=None)
     settings = {"clusters": 2, "classes": 2, "overlap": 0, "shuffle": True, "reuse": False}
