@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from fedclade.io.schemas import RoundRecord
+from fedclade.training.config import AUTO
+from fedclade.training.lr_search import ROUNDS, grid
 from fedclade.training.runner import TrainingRun
 
 TIMED_ROUNDS = 20
@@ -49,7 +51,12 @@ def estimate_cost(run: TrainingRun) -> CostEstimate:
         run: the run, whose clients are in this process.
     """
     assert run.clients is not None
-    settings = run.settings
+    clients, settings = len(run.clients), run.settings
+    searched = 0  # rounds that local.lr = "auto" runs first
+    if run.local.lr == AUTO:
+        values = grid(run.local)
+        searched = len(values) * min(ROUNDS, settings.rounds)
+        run = replace(run, local=replace(run.local, lr=values[len(values) // 2]))
     rounds, every = min(TIMED_ROUNDS, settings.rounds), settings.eval_every
     short = replace(settings, rounds=rounds, eval_every=0, patience=0, select="last")
     begin = time.perf_counter()
@@ -61,21 +68,21 @@ def estimate_cost(run: TrainingRun) -> CostEstimate:
     spent = time.perf_counter() - begin
     evaluations = 1 + ((settings.rounds - 1) // every if every else 0)
 
-    def total(values: list[float]) -> float:
+    def total(values: list[float], later: int) -> float:
         between = values[1:-1]
         # After fewer than three rounds, the last one stands for all.
         usual = median(between[len(between) // 2 :] or values[-1:])
         evaluation = values[-1] - usual
-        later = settings.rounds - len(values)
         return sum(values) + later * usual + (evaluations - 1) * evaluation
 
+    later = settings.rounds - len(history)
     return CostEstimate(
-        len(run.clients),
-        settings.cohort_size(len(run.clients)),
+        clients,
+        settings.cohort_size(clients),
         settings.rounds,
-        total([row["bytes_up"] for row in history]),
-        total([row["bytes_down"] for row in history]),
-        total([row["seconds"] for row in history]),
+        total([row["bytes_up"] for row in history], later),
+        total([row["bytes_down"] for row in history], later),
+        total([row["seconds"] for row in history], later + searched),
         len(history),
         spent,
     )

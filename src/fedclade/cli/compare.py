@@ -131,7 +131,10 @@ def run_all(
         clients = clients_of(experiment)
         sizes[clients.sizes_in_words] = None
         with output.on_round(experiment.label, experiment.run.rounds, path) as on_round:
-            return experiment.to_run(clients, device).run(path, resume, on_round)
+            result = experiment.to_run(clients, device).run(path, resume, on_round)
+        if "chosen_lr" in result.summary and not output.quiet:
+            print_out(f"{experiment.label}: learning rate {result.summary['chosen_lr']:g}, chosen")
+        return result
 
     runs, is_sweep = len(experiments), any(experiment.chosen for experiment in experiments)
     if is_sweep and not output.quiet:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import Field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 INDEX = Path(__file__).with_name("index.json")
 Index = dict[str, dict[str, str]]
@@ -51,26 +51,15 @@ def _settings() -> Iterator[tuple[str, str]]:
     """
     from fedclade.methods.base import Method, hyperparameters
     from fedclade.registry import REGISTRY
-    from fedclade.training.config import EngineConfig, LocalConfig, ServerConfig, TrainingConfig
-    from fedclade.training.data_config import DataConfig
-    from fedclade.training.experiment_file import TABLES, PartitionConfig
-    from fedclade.training.personal_layer import PersonalConfig
+    from fedclade.training.experiment_file import TABLES, Experiment
 
-    configs: dict[str, type[Any]] = {
-        "data": DataConfig,
-        "partition": PartitionConfig,
-        "local": LocalConfig,
-        "run": TrainingConfig,
-        "personal": PersonalConfig,
-        "server": ServerConfig,
-        "engine": EngineConfig,
-    }
+    hints = get_type_hints(Experiment)
     for table in TABLES:
         if table in REGISTRY:
             yield f"{table}.name", f"The {table}"
-        if table in configs:
-            about = _arguments(configs[table])
-            for setting in fields(configs[table]):
+        if table == "partition" or table not in REGISTRY:
+            about = _arguments(hints[table])
+            for setting in fields(hints[table]):
                 text = about[setting.name]
                 yield f"{table}.{setting.name}", text[0].upper() + text[1:]
         owners: dict[str, list[str]] = {}

@@ -41,6 +41,8 @@ def show_result(result: Result) -> None:
             digits, unit = (2, " %") if name == "validation_accuracy" else (4, "")
             label = f"{name.removeprefix('validation_')} on validation data"
             rows.append((label, f"{summary[name]:.{digits}f}{unit}"))
+    if "chosen_lr" in summary:
+        rows.append(("learning rate, chosen by auto", f"{summary['chosen_lr']:g}"))
     for name in own_names(summary):
         without = summary.get(f"clients_without_{name}")
         note = f" (not defined for {without} clients)" if without else ""

@@ -24,7 +24,7 @@ from fedclade.errors import InvalidInputError, WriteError
 from fedclade.io import checkpoint, safe_read, schemas
 from fedclade.io.atomic import append, remove_partials, translate_os_errors, write_text
 from fedclade.io.checkpoint import Checkpoint, read_metadata, write_tensors
-from fedclade.io.schemas import RoundRecord, Summary
+from fedclade.io.schemas import LrSearch, RoundRecord, Summary
 
 T = TypeVar("T")
 _RUN_FILES = ("experiment.toml", "rounds.jsonl", "summary.json", "checkpoint")
@@ -167,6 +167,15 @@ class RunDirectory:
         if not path.exists():
             return None
         return schemas.read(path, lambda text: decode(safe_read.parse_json(text)))
+
+    def write_lr_search(self, search: LrSearch) -> None:
+        """Write lr_search.json, which a run with `local.lr = "auto"` has."""
+        self._write("lr_search.json", json.dumps(search, indent=2) + "\n")
+
+    def lr_search(self) -> LrSearch | None:
+        """lr_search.json; None if the run has chosen no learning rate."""
+        path = self.folder / "lr_search.json"
+        return schemas.read(path, schemas.lr_search) if path.exists() else None
 
     def write_summary(self, summary: Summary) -> None:
         """Write summary.json, which marks the run as finished."""

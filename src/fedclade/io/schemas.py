@@ -20,6 +20,7 @@ T = TypeVar("T")
 Table = dict[str, Any]
 Whole = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
 Number = Annotated[float, Field(strict=True)]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Text = Annotated[str, Field(strict=True)]
 _MEASURED = ("accuracy", "perplexity", "loss", "train_", "validation_")
 Stopped: TypeAlias = Literal["patience", "on_round", "privacy_budget"]
@@ -103,6 +104,23 @@ class Summary(_Evaluated):
     clients_without_model: int
     clients_without_validation: NotRequired[int]
     privacy: NotRequired[dict[str, Any]]
+    chosen_lr: NotRequired[float]  # by local.lr = "auto"
+
+
+class LrCandidate(TypedDict):
+    """A learning rate that was tried, and its mean over clients on held-out training data."""
+
+    lr: float
+    accuracy: float | None  # percent
+    loss: float | None  # None: training diverged
+
+
+class LrSearch(TypedDict):
+    """lr_search.json: the choice of `local.lr = "auto"`."""
+
+    lr: float
+    rounds: int
+    candidates: list[LrCandidate]
 
 
 class _OldFormatError(ValueError):
@@ -129,6 +147,11 @@ def read(path: Path, parse: Callable[[str], T], most: int = safe_read.MOST) -> T
 def summary(text: str) -> Summary:
     """summary.json."""
     return cast(Summary, _with_numbers(_validated(_Summary, safe_read.parse_json(text))))
+
+
+def lr_search(text: str) -> LrSearch:
+    """lr_search.json."""
+    return cast(LrSearch, _validated(_LrSearch, safe_read.parse_json(text)))
 
 
 def rounds(text: str) -> list[RoundRecord]:
@@ -273,6 +296,18 @@ class _Summary(_Open):
     bytes_down: Whole = 0
     seconds: Number = 0.0
     failures: Whole = 0
+
+
+class _LrCandidate(_Open):
+    lr: Positive
+    accuracy: Number | None
+    loss: Number | None
+
+
+class _LrSearch(_Open):
+    lr: Positive
+    rounds: Whole
+    candidates: list[_LrCandidate]
 
 
 class _Failure(_Open):

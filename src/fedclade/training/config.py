@@ -17,12 +17,13 @@ from fedclade.core.functional_model import Objective
 from fedclade.core.local_training_config import LocalTraining, Optimizer
 from fedclade.core.losses import LOSSES, ExampleLoss, LossName
 from fedclade.engines.simulator import Precision
-from fedclade.errors import is_int, is_number, require, require_int
+from fedclade.errors import InvalidInputError, is_int, is_number, require, require_int
 
 Schedule: TypeAlias = Literal["constant", "step", "exponential", "cosine"]
 BatchNorm: TypeAlias = Literal["average", "own"]
 Serve: TypeAlias = Literal["last", "mean"]
 Select: TypeAlias = Literal["last", "best"]
+LearningRate: TypeAlias = float | Literal["auto"]
 MetricName: TypeAlias = Literal["auroc", "f1", "ece", "mae", "rmse", "r2"]
 
 StateStorage: TypeAlias = Literal["memory", "disk"]
@@ -31,6 +32,7 @@ _MAX_COUNT = 10**9
 MAX_EPSILON = 100
 MIN_CLIP, MAX_CLIP = 1e-4, 1e4  # in fixed point a number has a unit of 1e-9
 _MAX_SHARDS = 10**4
+AUTO = "auto"
 
 
 def _require_choice(field: str, value: object, choices: object) -> None:
@@ -50,7 +52,8 @@ class LocalConfig:
     """How a client trains.
 
     Args:
-        lr: The learning rate η of local SGD.
+        lr: The learning rate η of local SGD; "auto" chooses it before the first round, by short
+            runs on held-out training data (`training.lr_search`).
         batch_size: The size B of a minibatch.
         epochs: The number E of local epochs in a round.
         steps: The number of local steps in a round, in place of `epochs`, the same for every
@@ -76,7 +79,7 @@ class LocalConfig:
             client (FedBN).
     """
 
-    lr: float = 0.1
+    lr: LearningRate = 0.1
     batch_size: int = 10
     epochs: int = 1
     momentum: float = 0.0
@@ -95,7 +98,12 @@ class LocalConfig:
 
     def __post_init__(self) -> None:
         _with_python_numbers(self)
-        require(is_number(self.lr) and self.lr > 0, "local.lr", self.lr, "must be a number above 0")
+        require(
+            self.lr == AUTO or (is_number(self.lr) and float(self.lr) > 0),
+            "local.lr",
+            self.lr,
+            f"must be a number above 0, or '{AUTO}'",
+        )
         require_int("local.batch_size", self.batch_size, 1, _MAX_COUNT)
         require_int("local.epochs", self.epochs, 1, _MAX_COUNT)
         require_int("local.steps", self.steps, 0, _MAX_COUNT, "0 for whole epochs")
@@ -169,18 +177,29 @@ class LocalConfig:
             round_number: the round; the first is 1.
             rounds: the number of rounds of the run.
         """
+        lr = self.chosen_lr
         if round_number <= self.warmup_rounds:
-            return self.lr * round_number / (self.warmup_rounds + 1)
+            return lr * round_number / (self.warmup_rounds + 1)
         done, rounds = round_number - self.warmup_rounds - 1, rounds - self.warmup_rounds
         match self.schedule:
             case "constant":
-                return self.lr
+                return lr
             case "exponential":
-                return self.lr * self.decay**done
+                return lr * self.decay**done
             case "step":
-                return self.lr * self.decay ** (done // self.decay_every)
+                return lr * self.decay ** (done // self.decay_every)
             case "cosine":
-                return self.lr * (1 + math.cos(math.pi * done / rounds)) / 2
+                return lr * (1 + math.cos(math.pi * done / rounds)) / 2
+
+    @property
+    def chosen_lr(self) -> float:
+        """The learning rate before its schedule."""
+        if self.lr == AUTO:
+            raise InvalidInputError(
+                f"local.lr = '{AUTO}': only a run in the simulator can choose it. Give a number.",
+                "local.lr",
+            )
+        return float(self.lr)
 
     def training(
         self, objective: Objective, round_number: int = 1, rounds: int = 1

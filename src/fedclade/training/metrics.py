@@ -54,6 +54,7 @@ RESERVED = frozenset(
         "seeds",
         "accuracy_std",
         "stopped",
+        "chosen_lr",
     }
 )
 # A name with one of these prefixes or with the suffix is the number of another split, or a count.

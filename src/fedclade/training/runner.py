@@ -29,7 +29,7 @@ from fedclade.engines.simulator import Precision, Simulator
 from fedclade.errors import DifferentExperimentError, InvalidInputError
 from fedclade.io.checkpoint import Checkpoint
 from fedclade.io.run_dir import RunDirectory, resumable
-from fedclade.io.schemas import Summary
+from fedclade.io.schemas import LrSearch, Summary
 from fedclade.methods.base import Method
 from fedclade.models import ModelSpec
 from fedclade.models.transformers import adapter_description
@@ -44,8 +44,10 @@ from fedclade.training.callbacks import (
     OnRound,
 )
 from fedclade.training.config import (
+    AUTO,
     BatchNorm,
     EngineConfig,
+    LearningRate,
     LocalConfig,
     MetricName,
     PrivacyConfig,
@@ -59,6 +61,7 @@ from fedclade.training.early_stopping import is_exhausted
 from fedclade.training.evaluation import Evaluation, evaluate, final_models, summarize
 from fedclade.training.graceful_interrupt import Interrupt
 from fedclade.training.loop import Progress, select_best, start, train
+from fedclade.training.lr_search import search_lr
 from fedclade.training.output_metrics import UserMetrics
 from fedclade.training.personal_layer import PersonalConfig, with_neighbors
 from fedclade.training.prediction import TaskSpec
@@ -77,7 +80,7 @@ def run(
     *,
     rounds: int | None = None,
     clients_per_round: int | float | None = None,
-    lr: float | None = None,
+    lr: LearningRate | None = None,
     batch_size: int | None = None,
     epochs: int | None = None,
     steps: int | None = None,
@@ -132,7 +135,8 @@ def run(
         rounds: The number of rounds T; 100 by default.
         clients_per_round: The cohort: a float is a fraction of the clients, an int their number;
             0.2 by default.
-        lr: The learning rate η of the clients; 0.1 by default.
+        lr: The learning rate η of the clients; "auto" to choose it by short runs on held-out
+            training data; 0.1 by default.
         batch_size: The size B of a minibatch; 10 by default.
         epochs: The number E of local epochs in a round; 1 by default.
         steps: The number of local steps in a round, in place of `epochs`, the same for every
@@ -289,6 +293,7 @@ class TrainingRun:
     augment: Augment | None = None
     personal: PersonalConfig = field(default_factory=PersonalConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    lr_search: LrSearch | None = None  # how the learning rate was chosen
 
     def run(
         self,
@@ -297,6 +302,8 @@ class TrainingRun:
         on_round: OnRound | None = None,
     ) -> Result:
         """Train and evaluate. `out`: the run directory; `resume`: continue the run it holds."""
+        if self.local.lr == AUTO:
+            return self.with_chosen_lr(out, resume).run(out, resume, on_round)
         is_on_disk = self.federation is None and self.engine.client_state == "disk"
         with state_folder(out) if is_on_disk else nullcontext() as folder:
             return self._run(prepare(self, folder), out, resume, on_round)
@@ -317,6 +324,8 @@ class TrainingRun:
         begin = time.perf_counter()
         with Interrupt() as interrupt, resumable(store):
             progress = start(setup, store, found)
+            if store is not None and self.lr_search is not None:
+                store.write_lr_search(self.lr_search)
             _log.info(
                 "%s on %d clients (%s), rounds %d to %d%s",
                 setup.method.name,
@@ -360,6 +369,20 @@ class TrainingRun:
                 )
             return self._finish(setup, progress, evaluation, store, selected_round)
 
+    def with_chosen_lr(
+        self, out: str | os.PathLike[str] | None = None, resume: bool = False
+    ) -> TrainingRun:
+        """This run with the learning rate that `local.lr = "auto"` chooses.
+
+        Args:
+            out: the run directory.
+            resume: whether the choice of the run in `out` is taken.
+        """
+        store = RunDirectory.open(out, resume) if out is not None else None
+        saved = store.lr_search() if store is not None and resume else None
+        search = saved or search_lr(self)
+        return replace(self, local=replace(self.local, lr=search["lr"]), lr_search=search)
+
     def _finish(
         self,
         setup: RunSetup,
@@ -373,6 +396,8 @@ class TrainingRun:
         state, values = evaluation.state, evaluation.values
         evaluation.push_final_models(engine)
         summary = summarize(setup, clients, evaluation, history, selected_round, progress.stopped)
+        if self.lr_search is not None:
+            summary["chosen_lr"] = self.lr_search["lr"]
         columns = client_metrics.columns(clients, state.cluster_ids, values)
         models = final_models(setup, evaluation)
         row = models.shared | {n: value[0] for n, value in models.models.items() if len(value)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ from fedclade.engines.simulator import Simulator
 from fedclade.errors import InvalidInputError, require, require_int
 from fedclade.methods.fedavg import FedAvg
 from fedclade.models import MLP, ModelSpec
-from fedclade.training.config import EngineConfig, LocalConfig, TrainingConfig
+from fedclade.training.config import AUTO, EngineConfig, LearningRate, LocalConfig, TrainingConfig
 from fedclade.training.runner import TrainingRun
 from fedclade.training.setup import metrics_for, module_for
 
@@ -152,7 +152,7 @@ def diagnose(
     seed: int = 0,
     device: str = "auto",
     *,
-    lr: float = 0.1,
+    lr: LearningRate = 0.1,
     batch_size: int = 10,
     epochs: int = 2,
     momentum: float = 0.0,
@@ -173,7 +173,7 @@ def diagnose(
         model: the model to train, one of `fc.models` or an `nn.Module`; default: a small MLP.
         seed: random seed for initial weights, sample order and tests.
         device: "auto", "cpu" or "cuda".
-        lr: learning rate of the clients in the pilot runs.
+        lr: learning rate of the clients in the pilot runs; "auto" to choose it first, with FedAvg.
         batch_size: batch size of the clients in the pilot runs.
         epochs: local epochs per round of the pilot runs.
         momentum: momentum of the clients' SGD in the pilot runs.
@@ -213,6 +213,8 @@ def diagnose_run(run: TrainingRun, probe_rounds: int) -> Diagnosis:
     _check(run.clients, probe_rounds)
     assert run.clients is not None
     clients, seed = without_test(run.clients), run.settings.seed
+    if run.local.lr == AUTO:
+        run = replace(run, clients=clients).with_chosen_lr()
     fed = Simulator(clients, device=run.device, **run.engine.simulator_options())
     objectives = _objectives(clients, run, fed)
     rng = np.random.default_rng([seed, len(clients)])

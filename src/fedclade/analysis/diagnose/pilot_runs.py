@@ -16,6 +16,7 @@ from fedclade.clustering.graph import canonical_labels
 from fedclade.core.inputs import select
 from fedclade.core.rng import fold_in
 from fedclade.data.federated_dataset import Clients, RaggedIndex
+from fedclade.data.held_out import held_out
 from fedclade.errors import InvalidInputError
 from fedclade.io.schemas import RoundRecord
 from fedclade.methods.base import LayerName, Method, hyperparameters
@@ -31,7 +32,6 @@ from fedclade.training.config import ServerConfig, TrainingConfig
 from fedclade.training.runner import TrainingRun
 
 Array = NDArray[np.float64]
-HELD_OUT = 0.2
 MAX_CLIENTS = 200  # in pilot runs: more clients would improve the estimate little
 DEFAULT_CLUSTERS = 5  # for IFCA, which needs a number even if no groups are found
 COHORT, COHORT_SHARE = 10, 0.25  # the least number and the least share of clients in a round
@@ -111,30 +111,6 @@ def without_test(clients: Clients) -> Clients:
         validation=None,
         validation_origin={},
         later=None,
-    )
-
-
-def held_out(clients: Clients, seed: int) -> Clients:
-    """A fifth of each client's training data becomes its test part. Clients with fewer than three
-    samples have no test part.
-    """
-    rng = np.random.default_rng([seed, len(clients)])
-    train, test = [], []
-    for client in range(len(clients)):
-        rows = clients.train[client]
-        rows = rows[torch.from_numpy(rng.permutation(len(rows)))]
-        count = max(1, round(HELD_OUT * len(rows))) if len(rows) > 2 else 0
-        test.append(rows[:count])
-        train.append(rows[count:])
-    test_part_id = torch.tensor([client if len(rows) else -1 for client, rows in enumerate(test)])
-    return replace(
-        clients,
-        train=RaggedIndex.of(train),
-        x_test=clients.x,
-        y_test=clients.y,
-        test=RaggedIndex.of(test),
-        test_part_id=test_part_id,
-        test_sample_id=torch.arange(len(clients.y)),
     )
 
 
