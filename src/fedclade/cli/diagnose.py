@@ -25,7 +25,7 @@ from fedclade.cli.options import (
     import_all,
     with_shortcuts,
 )
-from fedclade.cli.progress import reading
+from fedclade.cli.progress import diagnosing, reading
 from fedclade.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ def diagnose(
     with reading(out_console, quiet=False) as progress:
         clients = chosen.clients(data_root, progress)
     run = chosen.to_run(clients, device)
-    diagnosis = diagnose_run(run, probe_rounds)
+    with diagnosing(out_console) as on_progress:
+        diagnosis = diagnose_run(run, probe_rounds, on_progress)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(diagnosis.to_json(), indent=2) + "\n"
     write_text(folder / FILE, text)

@@ -16,6 +16,7 @@ from fedclade.cli.console import error_console, out_console, print_err
 from fedclade.cli.data import data_app
 from fedclade.cli.describe import describe
 from fedclade.cli.diagnose import diagnose
+from fedclade.cli.doctor import doctor
 from fedclade.cli.export import export
 from fedclade.cli.flower import flower_app
 from fedclade.cli.index import read_index
@@ -69,6 +70,7 @@ app.command()(track)
 app.command()(reproduce)
 app.command()(pretrain)
 app.command("check-method")(check_method)
+app.command()(doctor)
 app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")
 

@@ -61,6 +61,37 @@ def reading(console: Console, quiet: bool) -> Iterator[Callable[[int, int], None
         yield update
 
 
+@contextmanager
+def diagnosing(console: Console) -> Iterator[Callable[[str, float, int], None]]:
+    """The progress of a diagnosis: a bar on a terminal, elsewhere a line every 30 seconds.
+
+    Yields:
+        The function to call with what is done now, the number of finished pilot runs and their
+        number in all.
+    """
+    if not console.is_terminal:
+        since = time.perf_counter()
+
+        def line(label: str, done: float, total: int) -> None:
+            nonlocal since
+            if time.perf_counter() - since >= _SILENCE:
+                since = time.perf_counter()
+                console.print(f"diagnose: {label}", markup=False)
+
+        yield line
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("comparing the clients", total=None)
+
+        def update(label: str, done: float, total: int) -> None:
+            progress.update(task, description=label, completed=done, total=total)
+
+        yield update
+
+
 class _Silent:
     def __enter__(self) -> Self:
         return self

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from fedclade.analysis.diagnose import Diagnosis
 from fedclade.cli.diagnose import diagnose
+from fedclade.cli.progress import diagnosing
 from fedclade.errors import InvalidInputError
 
 app = typer.Typer()
@@ -74,3 +77,22 @@ def test_bad_input_is_rejected(arguments: tuple[str, ...], name: str) -> None:
     error = call(*arguments).exception
     assert isinstance(error, InvalidInputError)
     assert name in str(error)
+
+
+def test_the_progress_is_a_bar_on_a_terminal_and_silence_in_a_short_log() -> None:
+    terminal, log = io.StringIO(), io.StringIO()
+    for console in (Console(file=terminal, force_terminal=True, width=100), Console(file=log)):
+        with diagnosing(console) as progress:
+            progress("pilot run 2 of 8, clade", 1.5, 8)
+    assert "comparing the clients" in terminal.getvalue()
+    assert log.getvalue() == ""
+
+
+def test_a_long_log_has_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = io.StringIO()
+    clock = iter([0.0, 10.0, 31.0, 31.0])
+    monkeypatch.setattr("fedclade.cli.progress.time.perf_counter", lambda: next(clock))
+    with diagnosing(Console(file=log)) as progress:
+        progress("pilot run 1 of 8, fedavg", 0.5, 8)
+        progress("pilot run 2 of 8, clade", 1.5, 8)
+    assert log.getvalue() == "diagnose: pilot run 2 of 8, clade\n"

@@ -187,7 +187,7 @@ def test_fc_run_diagnose_and_a_dry_run_take_it(
     assert result.summary["chosen_lr"] in lr_search.SGD
     given = []
     monkeypatch.setattr(
-        api, "run_pilots", lambda methods, clients, run, rounds: given.append(run) or api.Pilots()
+        api, "run_pilots", lambda methods, clients, run, *_: given.append(run) or api.Pilots()
     )
     fc.diagnose(small_digits, fc.models.MLP(8), lr="auto", probe_rounds=2)
     assert given[0].local.lr in lr_search.SGD

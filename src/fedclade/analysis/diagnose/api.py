@@ -28,6 +28,7 @@ from fedclade.analysis.diagnose.heterogeneity_kind import (
 from fedclade.analysis.diagnose.hypothesis_tests import Difference
 from fedclade.analysis.diagnose.members import members
 from fedclade.analysis.diagnose.pilot_runs import (
+    PilotProgress,
     Pilots,
     Probe,
     candidates,
@@ -208,8 +209,16 @@ def diagnose(
     return diagnose_run(run, probe_rounds)
 
 
-def diagnose_run(run: TrainingRun, probe_rounds: int) -> Diagnosis:
-    """`diagnose` the clients of a run. Its method, rounds and cohort size do not matter."""
+def diagnose_run(
+    run: TrainingRun, probe_rounds: int, progress: PilotProgress | None = None
+) -> Diagnosis:
+    """`diagnose` the clients of a run. Its method, rounds and cohort size do not matter.
+
+    Args:
+        run: the run.
+        probe_rounds: the most rounds of each method's pilot run; 0 for no pilot runs.
+        progress: called with the progress of the pilot runs.
+    """
     _check(run.clients, probe_rounds)
     assert run.clients is not None
     clients, seed = without_test(run.clients), run.settings.seed
@@ -237,7 +246,7 @@ def diagnose_run(run: TrainingRun, probe_rounds: int) -> Diagnosis:
         kind not in ("iid", "quantity skew") for kind in _kinds(evidence, grouping, spread)
     )
     methods = candidates(differ, _number(grouping), faint)
-    pilots = run_pilots(methods, clients, run, probe_rounds) if probe_rounds else Pilots()
+    pilots = run_pilots(methods, clients, run, probe_rounds, progress) if probe_rounds else Pilots()
     # Faint groups that the initial model does not show may be visible with a trained model.
     if grouping.group is None and faint and pilots.groups is not None:
         grouping = select_groups([pilots.groups], statistics, evidence, rng)

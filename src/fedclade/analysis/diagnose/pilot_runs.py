@@ -4,9 +4,9 @@ rise, and compare them there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ from fedclade.training.callbacks import OnRound
 from fedclade.training.config import ServerConfig, TrainingConfig
 from fedclade.training.runner import TrainingRun
 
+PilotProgress: TypeAlias = Callable[[str, float, int], None]
+"""A function of what is done now, of the number of finished pilot runs and of their number."""
 Array = NDArray[np.float64]
 MAX_CLIENTS = 200  # in pilot runs: more clients would improve the estimate little
 DEFAULT_CLUSTERS = 5  # for IFCA, which needs a number even if no groups are found
@@ -136,7 +138,11 @@ def candidates(differ: bool, groups: int | None, faint: bool) -> list[Candidate]
 
 
 def run_pilots(
-    choices: Sequence[Candidate], clients: Clients, run: TrainingRun, rounds: int
+    choices: Sequence[Candidate],
+    clients: Clients,
+    run: TrainingRun,
+    rounds: int,
+    progress: PilotProgress | None = None,
 ) -> Pilots:
     """Train each candidate, then those that may be the best once more with another seed.
 
@@ -147,8 +153,10 @@ def run_pilots(
         clients: the clients, without test data.
         run: how clients train.
         rounds: the most rounds of a run.
+        progress: called after each round.
     """
     seed = run.settings.seed
+    progress = progress or (lambda label, done, total: None)
     is_subset = len(clients) > MAX_CLIENTS
     if is_subset:
         clients = clients.only(
@@ -159,9 +167,10 @@ def run_pilots(
         return Pilots()
     results: list[_Scores] = []
     failed, groups = list[str](), None
-    for choice in choices:
+    for number, choice in enumerate(choices):
+        on_round = _each_round(progress, choice, number, len(choices), rounds)
         try:
-            result = first.scores(choice)
+            result = first.scores(choice, on_round)
         except InvalidInputError as error:
             # Not every method fits every model and optimizer; FedAvg does.
             if choice is choices[0]:
@@ -175,9 +184,24 @@ def run_pilots(
     contenders = _contenders(results)
     if len(contenders) > 1:
         second = _Pilot(run, clients, rounds, fold_in(seed, "second pilot run") % MOST_SEED)
-        for number in contenders:
-            results[number] = results[number].and_again(second.scores(results[number].choice))
+        total = len(choices) + len(contenders)
+        for done, number in enumerate(contenders, start=len(choices)):
+            choice = results[number].choice
+            on_round = _each_round(progress, choice, done, total, rounds)
+            results[number] = results[number].and_again(second.scores(choice, on_round))
     return Pilots(tuple(_probes(results, contenders)), groups, tuple(failed))
+
+
+def _each_round(
+    progress: PilotProgress, choice: Candidate, done: int, total: int, rounds: int
+) -> OnRound:
+    """A function that reports the rounds of one of several pilot runs."""
+    name = choice.method.name if choice.layer is None else f"{choice.method.name} {choice.layer}"
+
+    def on_round(row: RoundRecord) -> None:
+        progress(f"pilot run {done + 1} of {total}, {name}", done + row["round"] / rounds, total)
+
+    return on_round
 
 
 @dataclass(frozen=True)
@@ -211,10 +235,16 @@ class _Pilot:
             run, clients=held, settings=settings, server=ServerConfig(), metrics=None
         )
 
-    def scores(self, choice: Candidate) -> _Scores:
+    def scores(self, choice: Candidate, on_round: OnRound) -> _Scores:
         personal = replace(self.run.personal, layer=choice.layer, every=0)
         run = replace(self.run, method=choice.method, personal=personal)
-        result = run.run(on_round=until_flat())
+        is_flat = until_flat()
+
+        def after_round(row: RoundRecord) -> bool | None:
+            on_round(row)
+            return is_flat(row)
+
+        result = run.run(on_round=after_round)
         # The sign makes larger scores better.
         measure, sign = ("accuracy", 1) if "accuracy" in result.clients else ("loss", -1)
         loss, values = (

@@ -185,7 +185,18 @@ def test_a_method_that_does_not_fit_is_left_out() -> None:
         EngineConfig(),
         "cpu",
     )
-    pilots = run_pilots([Candidate(fc.FedAvg()), Candidate(Refuses())], clients, run, rounds=1)
+    reports: list[tuple[str, float, int]] = []
+    pilots = run_pilots(
+        [Candidate(fc.FedAvg()), Candidate(Refuses())],
+        clients,
+        run,
+        2,
+        lambda label, done, total: reports.append((label, done, total)),
+    )
+    assert reports == [
+        ("pilot run 1 of 2, fedavg", 0.5, 2),
+        ("pilot run 1 of 2, fedavg", 1.0, 2),
+    ]
     assert [probe.method for probe in pilots.probes] == ["fedavg"]
     assert pilots.failed == ("refuses (method.never)",)
     with pytest.raises(InvalidInputError) as caught:
