@@ -33,11 +33,6 @@ if TYPE_CHECKING:
     from fedclade.analysis.diagnose.hypothesis_tests import Difference
 
 FILE = "diagnosis.json"
-_ROWS = {
-    "labels": "labels, p(y)",
-    "inputs": "inputs, p(x)",
-    "given_labels": "inputs of one label, p(x | y)",
-}
 
 
 def diagnose(
@@ -79,7 +74,9 @@ def diagnose(
     with diagnosing(out_console) as on_progress:
         diagnosis = diagnose_run(run, probe_rounds, on_progress)
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(diagnosis.to_json(), indent=2) + "\n"
+    # The page of the diagnosis shows commands for this experiment.
+    content = diagnosis.to_json() | {"experiment": str(experiment)}
+    text = json.dumps(content, indent=2) + "\n"
     write_text(folder / FILE, text)
     _show(diagnosis)
     print_out(f"Diagnosis: {folder / FILE}")
@@ -88,7 +85,7 @@ def diagnose(
 
 
 def _show(diagnosis: Diagnosis) -> None:
-    from fedclade.analysis.diagnose.hypothesis_tests import DRAWS
+    from fedclade.analysis.diagnose.diagnosis_text import DIFFERENCES, by_chance
     from fedclade.analysis.diagnose.recommendation import label
 
     for sentence in diagnosis.sentences():
@@ -101,17 +98,13 @@ def _show(diagnosis: Diagnosis) -> None:
         "by chance alone",
     ):
         table.add_column(heading, justify="left" if heading.startswith("what") else "right")
-    for name, words in _ROWS.items():
+    for name, words in DIFFERENCES.items():
         difference: Difference = getattr(diagnosis.evidence, name)
-        # A permutation test cannot resolve less than one in DRAWS.
-        p_value = (
-            f"{100 / DRAWS:.1f} % at most"
-            if name == "labels" and difference.p <= 1 / DRAWS
-            else f"{100 * difference.p:.1f} %"
-        )
-        p_value = "less than 0.1 %" if difference.p < 0.001 else p_value
         table.add_row(
-            words, f"{100 * difference.share:.1f} %", f"{difference.times_chance:.1f}", p_value
+            words,
+            f"{100 * difference.share:.1f} %",
+            f"{difference.times_chance:.1f}",
+            by_chance(name, difference.p),
         )
     out_console.print(table)
     _show_members(diagnosis)

@@ -355,9 +355,62 @@ class _Adapter(_Open):
     keys: dict[Text, Text]
 
 
+class _Difference(_Open):
+    share: Number
+    times_chance: Number
+    p: Number
+
+
+class _Evidence(_Open):
+    labels: _Difference
+    inputs: _Difference
+    given_labels: _Difference
+
+
+class _Pilot(_Open):
+    method: Text
+    layer: Text | None = None
+    score: Number
+    gain: Number
+    gain_stderr: Number
+    clusters: Whole = 1
+    rounds: Whole = 0
+    seeds: Whole = 1
+
+
+class _Advice(_Open):
+    method: Text
+    layer: Text | None = None
+    settings: dict[Text, Text | Whole | Number | bool | None] = {}
+    rivals: list[Text] = []
+
+
+class _Place(_Open):
+    client: Whole
+    x: Number
+    y: Number
+    name: Text | None = None
+
+
+class _AboutClients(_Open):
+    dataset: Text | None = None
+    clients: Whole | None = None
+    score: Text = "accuracy"
+
+
 class _Diagnosis(_Open):
     headline: Text | None = None
     sentences: list[Text] = []
+    kind: Text | None = None
+    experiment: Text | None = None
+    leaves_a_client: Text | None = None
+    evidence: _Evidence | None = None
+    probes: list[_Pilot] = []
+    advice: _Advice | None = None
+    group: list[Whole] | None = None
+    members: list[Table] = []
+    map: list[_Place] = []
+    about: _AboutClients = _AboutClients()
 
 
 class _Named(_Open):

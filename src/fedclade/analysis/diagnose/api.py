@@ -11,6 +11,7 @@ from torch import nn
 
 from fedclade.analysis.diagnose import diagnosis_text
 from fedclade.analysis.diagnose.class_statistics import ClassStatistics, class_statistics
+from fedclade.analysis.diagnose.client_map import client_map
 from fedclade.analysis.diagnose.groups import (
     CLUSTERINGS,
     Grouping,
@@ -79,6 +80,8 @@ class Diagnosis:
             names.
         spread: the clients' tree compared with trees of individuals; None with few clients or
             samples.
+        map: the place of each client on a map where similar clients are close; of many clients an
+            even sample.
     """
 
     kinds: tuple[Kind, ...]
@@ -91,6 +94,7 @@ class Diagnosis:
     about: dict[str, Any]
     members: tuple[dict[str, Any], ...] = ()
     spread: Spread | None = None
+    map: tuple[dict[str, Any], ...] = ()
 
     @property
     def sizes(self) -> dict[str, float]:
@@ -144,6 +148,7 @@ class Diagnosis:
             dict(content["about"]),
             tuple(content.get("members", ())),
             None if content.get("spread") is None else Spread(**content["spread"]),
+            tuple(content.get("map", ())),
         )
 
 
@@ -268,6 +273,7 @@ def diagnose_run(
         _about(clients, run, probe_rounds, statistics) | {"not_measured": list(pilots.failed)},
         members(grouping.group, clients.names, statistics.counts),
         spread,
+        client_map(statistics, clients.names),
     )
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from fedclade.analysis.diagnose import members
+from fedclade.analysis.diagnose.hypothesis_tests import DRAWS
 from fedclade.analysis.diagnose.recommendation import CLEAR, CLUSTERED
 
 if TYPE_CHECKING:
@@ -46,6 +47,11 @@ ABOUT = {
         " different labels."
     ),
 }
+DIFFERENCES = {
+    "labels": "labels, p(y)",
+    "inputs": "inputs, p(x)",
+    "given_labels": "inputs of one label, p(x | y)",
+}
 NO_CLASSES = (
     "The targets are not class labels, so only the inputs and the loss were compared: the diagnosis"
     " cannot distinguish label skew from concept shift."
@@ -84,6 +90,21 @@ def sentences(diagnosis: Diagnosis) -> list[str]:
         between = "in groups" if diagnosis.group is not None else "between clients"
         lines.append(f"Labels renamed {between}: {renamed:.2f} of the difference.")
     return [*lines, _groups(diagnosis), *members.sentences(diagnosis.members), _advice(diagnosis)]
+
+
+def by_chance(name: str, p: float) -> str:
+    """The probability that chance alone gives a difference, as text.
+
+    Args:
+        name: the difference, a key of `DIFFERENCES`.
+        p: its p-value.
+    """
+    if p < 0.001:
+        return "less than 0.1 %"
+    # A permutation test cannot resolve less than one in DRAWS.
+    if name == "labels" and p <= 1 / DRAWS:
+        return f"{100 / DRAWS:.1f} % at most"
+    return f"{100 * p:.1f} %"
 
 
 def _sizes(diagnosis: Diagnosis) -> str:

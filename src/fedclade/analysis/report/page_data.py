@@ -18,9 +18,10 @@ from fedclade.analysis.report.comparison_section import (
     tested,
     typical_run,
 )
+from fedclade.analysis.report.diagnosis_section import diagnosis_section
 from fedclade.analysis.report.figure_descriptions import Figure
 from fedclade.analysis.report.load import ReportData, StoredRun, read
-from fedclade.analysis.report.metric import METRICS, Metric, short
+from fedclade.analysis.report.metric import METRICS, Metric
 from fedclade.analysis.report.run_progress import progress_of
 from fedclade.analysis.report.run_section import mix, section
 
@@ -62,10 +63,7 @@ def collect(folders: Sequence[Path]) -> dict[str, Any]:
                 "differences": forest(differences, rows) if differences and rows else None,
             }
         ),
-        "diagnoses": [
-            {"name": name, "diagnosis": short(content), "figures": {}}
-            for name, content in diagnoses
-        ],
+        "diagnoses": [diagnosis_section(name, content) for name, content in diagnoses],
         "mixes": mixes.items,
     }
 

@@ -347,3 +347,13 @@ def test_two_clients_with_a_few_samples() -> None:
     assert diagnosis.group is None
     assert diagnosis.sure < 0.5
     assert "few examples" in str(diagnosis)
+
+
+def test_the_map_separates_the_groups(swapped: Clients, diagnosis: Diagnosis) -> None:
+    assert diagnosis.group is not None
+    places = np.array([[place["x"], place["y"]] for place in diagnosis.map])
+    assert len(places) == len(swapped)
+    groups = np.array(diagnosis.group)
+    centers = np.stack([places[groups == group].mean(0) for group in range(2)])
+    nearest = np.linalg.norm(places[:, None] - centers, axis=2).argmin(1)
+    assert (nearest == groups).mean() > 0.9

@@ -131,17 +131,30 @@ def pages(
     folder = tmp_path_factory.mktemp("pages")
     diagnosis = folder / "diagnosed"
     diagnosis.mkdir()
+    nothing = {"share": 0.0, "times_chance": 1.0, "p": 0.5}
     content = {
         "sentences": ["Label skew: very sure.", "Use Clade."],
         "kind": "label skew",
-        "sure": 0.95,
+        "experiment": "my federation.toml",
         "evidence": {
-            "labels": {"share": 0.4, "p": 0.001},
-            "inputs": {"share": 0.1, "p": 0.5},
-            "classes": 8,
+            "labels": {"share": 0.4, "times_chance": 12.5, "p": 0.0},
+            "inputs": nothing,
+            "given_labels": nothing,
         },
-        "probes": [{"method": "fedavg", "gain": 0.0}, {"method": "clade", "gain": 20.5}],
+        "probes": [
+            {"method": "fedavg", "score": 60.0, "gain": 0.0, "gain_stderr": 0.0},
+            {"method": "clade", "score": 80.5, "gain": 20.5, "gain_stderr": 1.5},
+        ],
+        "advice": {"method": "clade", "layer": None, "settings": {"recluster_every": 5}},
         "group": [0, 1, 0, 0],
+        "members": [{"group": 0, "clients": 3, "names": "Aalen, Celle, Emden"}],
+        "map": [
+            {"client": at, "x": x, "y": 0.0, "name": name}
+            for at, (x, name) in enumerate(
+                [(0.0, "Aalen"), (5.0, "Bonn"), (0.1, "Celle"), (0.2, "Emden")]
+            )
+        ],
+        "about": {"dataset": "/data/stay.csv", "clients": 4, "score": "accuracy"},
     }
     (diagnosis / "diagnosis.json").write_text(json.dumps(content))
     sources = {

@@ -228,11 +228,29 @@ def test_gains_are_shown_between_any_two_runs_of_the_same_clients(
 
 def test_a_diagnosis_is_shown(pages: dict[str, str], opened: Open) -> None:
     tab = opened(pages["diagnosis"])
+    assert tab.locator("h1").inner_text() == "stay, 4 clients: label skew"
     assert tab.locator("#headline").inner_text() == "Label skew: very sure."
-    assert tab.locator("#diagnosis p:not(.hint)").all_inner_texts() == ["Use Clade."]
-    assert cells(tab, "diagnosis-0-evidence-scroll", 1) == ["Labels", "Inputs"]
-    assert cells(tab, "diagnosis-0-probes-scroll", 2) == ["0", "20.5"]
-    assert cells(tab, "diagnosis-0-group-scroll", 2) == ["3", "1"]
+    assert tab.locator("#diagnosis-body > p").all_inner_texts() == ["Use Clade."]
+    assert cells(tab, "diagnosis-0-groups", 3) == ["Aalen, Celle, Emden", "1"]
+    # A bar for each difference, chance at 1, and a dot with an interval for each pilot run.
+    bars = tab.locator("#diagnosis-0-chance-svg rect.mark")
+    widths = [float(bar.get_attribute("width")) for bar in bars.all()]
+    assert widths[0] == pytest.approx(12.5 * widths[1], rel=1e-3)
+    assert tab.locator("#diagnosis-0-pilots-svg .whisker").count() == 1
+    assert sorted(tab.locator("#diagnosis-0-map-svg text.name").all_text_contents()) == [
+        "Aalen",
+        "Bonn",
+        "Celle",
+    ]  # there is no space for the fourth
+    tab.locator("#diagnosis-0-chance-details summary").click()
+    assert cells(tab, "diagnosis-0-chance-table", 1)[0] == "labels, p(y)"
+    assert cells(tab, "diagnosis-0-chance-table", 4)[0] == "less than 0.1 %"
+    assert tab.locator(".command code").all_inner_texts() == [
+        "fedclade run 'my federation.toml' --set method.name=clade --set method.recluster_every=5",
+        "fedclade compare 'my federation.toml' --methods fedavg,local,clade --seeds 5",
+    ]
+    tab.locator(".command button").first.click()
+    tab.locator(".command button").first.get_by_text(re.compile("Copied|Selected")).wait_for()
     assert tab.locator("#run").is_hidden()
     tab = opened(pages["all"])
     assert tab.locator("#diagnosis .headline").inner_text() == "Label skew: very sure."

@@ -1,69 +1,123 @@
-// A diagnosis: its sentences first, then its other entries as lists and tables.
+// A diagnosis: its sentences, figures, groups, and what to do next.
 
-const isList = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
-const isTable = (value) => Array.isArray(value) && value.length > 0 && value.every(isList);
-const titled = (name) => name[0].toUpperCase() + name.slice(1).replaceAll("_", " ");
+const titled = (text) => text[0].toUpperCase() + text.slice(1);
 
 function drawDiagnosis() {
   if (!show("diagnosis", data.diagnoses.length > 0)) return;
   const several = data.diagnoses.length > 1;
-  byId("diagnosis-body").replaceChildren(
-    ...data.diagnoses.flatMap(({ name, diagnosis }, at) => [
-      ...(several ? [make("h3", {}, name)] : []),
-      ...diagnosisParts(diagnosis, `diagnosis-${at}`),
-    ]),
+  // Figures are drawn into elements that exist.
+  const body = byId("diagnosis-body");
+  body.replaceChildren(
+    ...data.diagnoses.flatMap((diagnosis, at) => [...(several ? [make("h3", {}, diagnosis.name)] : []), ...diagnosisParts(diagnosis, `diagnosis-${at}`)]),
+  );
+  data.diagnoses.forEach((diagnosis, at) => drawDiagnosisFigures(diagnosis, `diagnosis-${at}`));
+}
+
+function diagnosisParts(diagnosis, id) {
+  const { headline, sentences, groups, commands, leaves, figures } = diagnosis;
+  const text = [headline, ...sentences].filter(Boolean).map((sentence, at) => make("p", { class: at ? null : "headline" }, sentence));
+  // On a page without runs the first sentence is the headline of the page.
+  if (!data.runs.length && text.length && text[0].textContent === data.headline) text.shift();
+  return [
+    ...text,
+    ...(commands.length ? [make("h3", {}, "What to do next"), ...commands.map(commandBlock)] : []),
+    ...(groups.length ? [make("h3", {}, "Groups"), make("div", { id: `${id}-groups` })] : []),
+    make("div", { class: "pair" }, figureElement(`${id}-chance`, "How much clients differ. A bar near 1 is chance.", figures.chance), figureElement(`${id}-map`, "Map of the clients: similar clients are close", figures.map)),
+    figureElement(`${id}-pilots`, "Pilot runs on held-out training data: the gain over FedAvg, with two standard errors", figures.pilots),
+    ...(leaves ? [make("details", {}, make("summary", {}, "What left a client"), make("p", {}, `${titled(leaves)}.`))] : []),
+  ];
+}
+
+// The same elements as the macro `figure` of page.html.
+// Those with a description are visible at once, so that the figures beside them have their width.
+function figureElement(id, caption, figure) {
+  return make(
+    "figure",
+    { id, hidden: !figure },
+    make("figcaption", {}, caption),
+    make("div", { class: "plot", id: `${id}-plot` }),
+    make("ul", { class: "legend", id: `${id}-legend`, "aria-label": "Legend" }),
+    make("details", { id: `${id}-details` }, make("summary", {}, "Show as a table"), make("div", { id: `${id}-table` })),
   );
 }
 
-function diagnosisParts({ headline, sentences, group, kinds, ...rest }, id) {
-  const text = [headline, ...(sentences ?? [])]
-    .filter(Boolean)
-    .map((sentence, at) => make("p", { class: at ? null : "headline" }, String(sentence)));
-  // On a page without runs the first sentence is the headline of the page.
-  if (!data.runs.length && text.length && text[0].textContent === data.headline) text.shift();
-  const entries = Object.entries(rest);
-  const prose = entries
-    .filter(([, value]) => isProse(value))
-    .map(([name, value]) => make("p", {}, make("strong", {}, `${titled(name)}: `), value));
-  const short = entries.filter(([, value]) => !isList(value) && !isTable(value) && !isProse(value));
-  const lists = entries.filter(([, value]) => isList(value)).map(([name, value]) => nested(name, value, `${id}-${name}`));
-  const tables = entries.filter(([, value]) => isTable(value)).map(([name, rows]) => rowsOf(name, rows, `${id}-${name}`));
-  if (Array.isArray(group) && !rest.members?.length) tables.push(rowsOf("clients of each group", sizes(group), `${id}-group`));
-  const columns = [listed("Summary", short), ...lists.map((list) => list.plain)].filter(Boolean);
-  return [...text, ...prose, make("div", { class: "tables" }, ...columns), ...lists.flatMap((list) => list.rows), ...tables.flat()];
+// The command, and a button that copies it, or selects it where the browser does not allow that.
+function commandBlock({ why, command }, at) {
+  const code = make("code", { tabindex: "0" }, command);
+  const button = make("button", { type: "button", class: "copy" }, "Copy");
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(command);
+      button.textContent = "Copied";
+    } catch {
+      window.getSelection().selectAllChildren(code);
+      button.textContent = "Selected: press Ctrl+C";
+    }
+  });
+  return make("div", { class: "command" }, make("p", {}, `${at + 1}. ${why}:`), make("pre", {}, code), button);
 }
 
-const isProse = (value) => typeof value === "string" && value.length > 60;
-const brief = (value) => (typeof value === "number" ? number(value, 3) : valueText(value));
-
-function listed(name, entries) {
-  return entries.length ? pairs(titled(name), Object.fromEntries(entries.map(([key, value]) => [titled(key), brief(value)]))) : null;
+function drawDiagnosisFigures(diagnosis, id) {
+  const { figures, evidence, pilots } = diagnosis;
+  barRows(`${id}-chance`, figures.chance);
+  if (figures.chance)
+    table(`${id}-chance-table`, {
+      caption: "What differs between clients",
+      sortable: false,
+      rows: evidence,
+      columns: [
+        { label: "What differs", value: (row) => row.name, header: true },
+        { label: "Share of the variance", value: (row) => row.share, numeric: true, format: (value) => `${fixed(value)} %` },
+        { label: "Times chance", value: (row) => row.times, numeric: true, format: (value) => fixed(value) },
+        { label: "By chance alone", value: (row) => row.chance },
+      ],
+    });
+  dots(`${id}-pilots`, figures.pilots);
+  if (figures.pilots)
+    table(`${id}-pilots-table`, {
+      caption: "Pilot runs, the best first",
+      sortable: false,
+      rows: pilots,
+      chosenRow: (row) => row.recommended,
+      columns: [
+        { label: "Method", value: (row) => row.name, header: true },
+        { label: "Score", value: (row) => row.score, numeric: true },
+        { label: "Gain over FedAvg", value: (row) => row.gain, numeric: true, format: (value, row) => (row.name === "fedavg" ? NONE : `${fixed(value)} ± ${fixed(row.half)}`) },
+        { label: "Models", value: (row) => row.models, numeric: true },
+        { label: "Rounds", value: (row) => row.rounds, numeric: true },
+        { label: "Seeds", value: (row) => row.seeds, numeric: true },
+      ],
+    });
+  diagnosisMap(diagnosis, `${id}-map`);
+  if (diagnosis.groups.length) diagnosisGroups(diagnosis, `${id}-groups`);
 }
 
-// Lists inside a list become the rows of a table.
-function nested(name, value, id) {
-  const isRow = ([, item]) => isList(item) && Object.keys(item).length > 0;
-  const rows = Object.entries(value)
-    .filter(isRow)
-    .map(([key, item]) => ({ [name]: titled(key), ...item }));
-  const plain = Object.entries(value).filter((entry) => !isRow(entry));
-  return { plain: listed(name, plain), rows: rows.length ? rowsOf(name, rows, id) : [] };
-}
-
-function sizes(groups) {
-  const count = new Map();
-  for (const group of groups) count.set(group, (count.get(group) ?? 0) + 1);
-  return [...count.entries()].sort(([a], [b]) => a - b).map(([group, clients]) => ({ group, clients }));
-}
-
-function rowsOf(name, rows, id) {
-  const keys = [...new Set(rows.flatMap(Object.keys))];
-  const columns = keys.map((key) => ({
-    label: titled(key),
-    value: (row) => row[key] ?? null,
-    numeric: rows.every((row) => typeof (row[key] ?? 0) === "number"),
-    wide: rows.some((row) => valueText(row[key]).length > 40),
-    format: brief,
+function diagnosisMap(diagnosis, id) {
+  const { map } = diagnosis.figures;
+  if (!show(id, Boolean(map))) return;
+  const axis = (values, { label }) => ({ label, domain: padded(extent(values), 0.08) });
+  const points = map.id.map((_, at) => ({
+    x: map.px[at],
+    y: map.py[at],
+    group: map.groups[at],
+    name: map.names?.[at],
+    text: `client ${map.clients[at]}${map.groups[at] < 0 ? "" : `, ${groupName(map.groups[at])}`}`,
   }));
-  return tableParts(id, { caption: titled(name), columns, rows });
+  scatter(id, { label: map.label, x: axis(map.px, map.x), y: axis(map.py, map.y), points, run: diagnosis, height: 300 });
+  show(`${id}-details`, false); // the table of the groups has the same clients
+}
+
+function diagnosisGroups(diagnosis, id) {
+  const columns = [
+    {
+      label: "Group",
+      value: (row) => row.group,
+      header: true,
+      cell: (row) => make("span", { class: "named" }, key(colorFor(diagnosis, row.group)), groupName(row.group)),
+    },
+    { label: "Size", value: (row) => row.clients, numeric: true },
+    { label: "Clients in it", value: (row) => row.members, wide: true },
+    ...(diagnosis.groups.some((row) => row.classes) ? [{ label: "Classes", value: (row) => row.classes, wide: true }] : []),
+  ];
+  table(id, { caption: "The groups", columns, rows: diagnosis.groups, most: 12 });
 }

@@ -12,7 +12,7 @@ function rowsPlot(id, figure, drawRow, heading) {
   const format = unitText(x.unit);
   const values = rows.flatMap((row) => [row.value, row.low ?? row.value, row.high ?? row.value]);
   const domain = padded(extent([...values, ...rules.map(([value]) => value), ...(figure.kind === "bars" ? [0] : [])]), 0.06);
-  const left = Math.min(190, 18 + 7.4 * Math.max(...rows.map((row) => row.name.length)));
+  const left = Math.min(240, 0.42 * plotWidth(id), 18 + 7.2 * Math.max(...rows.map((row) => row.name.length)));
   const height = 62 + 16 * rules.length + ROW * rows.length;
   const text = (row) =>
     `${row.name}: ${format(row.value)}${row.low === undefined ? "" : ` (${format(row.low)} to ${format(row.high)})`}${row.note ? `, ${row.note}` : ""}`;

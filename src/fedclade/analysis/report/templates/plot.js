@@ -18,11 +18,13 @@ function padded([low, high], share = 0.04) {
   return [low - room, high + room];
 }
 
+const plotWidth = (id) => Math.max(280, Math.min(byId(`${id}-plot`).clientWidth || 640, 1200));
+
 /* A plot in the element `${id}-plot`. x and y: { label, domain, ticks: false for none, whole: true for integers }.
    inside(frame) draws and returns the values that can be read: [{ x, y, text, group }] in pixels. nearest: "x", "y" or "xy"; left, top, bottom: other margins. */
 function plot(id, { label, x, y, height = 280, zoom = false, nearest = "xy", onpick = null, left = MARGIN.left, top = MARGIN.top, bottom = MARGIN.bottom }, inside) {
   const holder = byId(`${id}-plot`);
-  const width = Math.max(280, Math.min(holder.clientWidth || 640, 1200));
+  const width = plotWidth(id);
   const shown = (zoom && chosen.zoom[id]) || { x: x.domain, y: y.domain };
   const area = { left, right: width - MARGIN.right, top, bottom: height - bottom };
   const scale =
@@ -75,9 +77,15 @@ function axes({ area, x: toX, y: toY, shown }, x, y) {
   }
   group.append(draw("line", { class: "axis", x1: area.left, x2: area.right, y1: area.bottom, y2: area.bottom }));
   const middle = (area.top + area.bottom) / 2;
-  if (x.label) group.append(draw("text", { x: (area.left + area.right) / 2, y: area.bottom + 38, "text-anchor": "middle" }, x.label));
+  if (x.label) group.append(draw("text", { x: labelCenter(x.label, area), y: area.bottom + 38, "text-anchor": "middle" }, x.label));
   if (y.label) group.append(draw("text", { x: 0, y: 0, "text-anchor": "middle", transform: `translate(13,${middle}) rotate(-90)` }, y.label));
   return group;
+}
+
+// The middle of the axis; for a long label as near to it as the drawing allows.
+function labelCenter(label, { left, right }) {
+  const half = 3.6 * label.length;
+  return Math.max(half, Math.min((left + right) / 2, right + MARGIN.right - half));
 }
 
 // The pointer's position in pixels of the drawing, which the browser may scale.
