@@ -1,5 +1,6 @@
-"""The rounds of a run for TensorBoard: event files in the run directory, written during the
-run.
+"""The rounds of a run for TensorBoard: event files in the run directory, written during the run.
+
+They are in the directory itself, because TensorBoard names a run by the folder of its event files.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ from fedclade.io.schemas import RoundRecord
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-FOLDER = "tensorboard"
+_MEASURES = ("accuracy", "loss", "perplexity")
+_DATA = ("train", "validation")
+_GROUPS = {
+    "bytes_up": "traffic",
+    "bytes_down": "traffic",
+    "seconds": "time",
+    "clients": "groups",
+    "clusters": "groups",
+    "ari": "groups",
+}
 
 
 def check_installed() -> None:
@@ -51,15 +61,11 @@ class Tracker:
     ) -> None:
         if self.writer is not None:
             # If the run has failed, its error is more important.
-            with (
-                suppress(OSError)
-                if error is not None
-                else translate_os_errors(self.folder / FOLDER)
-            ):
+            with suppress(OSError) if error is not None else translate_os_errors(self.folder):
                 self.writer.close()
 
     def after_round(self, row: RoundRecord) -> None:
-        with translate_os_errors(self.folder / FOLDER):
+        with translate_os_errors(self.folder):
             if self.writer is not None:
                 _write(self.writer, row)
             else:
@@ -71,14 +77,30 @@ class Tracker:
 
         # A resumed run may go back to its last checkpoint, and may not have been tracked before. So
         # all rounds are written again, and `purge_step` makes TensorBoard discard the earlier ones.
-        writer = SummaryWriter(str(self.folder / FOLDER), purge_step=0)
+        writer = SummaryWriter(str(self.folder), purge_step=0)
         for earlier in RunDirectory(self.folder).history():
             _write(writer, earlier)
         return writer
 
 
 def _write(writer: SummaryWriter, row: RoundRecord) -> None:
-    """Write every number of the row except the number of its round."""
+    """Write every number of the row except the number of its round, and the value of each group."""
     for name, value in row.items():
         if name != "round" and isinstance(value, int | float):
-            writer.add_scalar(name, value, row["round"])
+            writer.add_scalar(tag(name), value, row["round"])
+    for group, _, value in row.get("by_cluster", ()):
+        if value is not None:
+            measure = row.get("by_cluster_of", "accuracy")
+            writer.add_scalar(f"{measure} by group/group {group}", value, row["round"])
+
+
+def tag(name: str) -> str:
+    """The tag of a number of rounds.jsonl: TensorBoard groups tags by the part before the slash."""
+    data, _, measured = name.partition("_")
+    part = f"{data}_" if data in _DATA else ""
+    for measure in _MEASURES:
+        if (measured if part else name) == measure:
+            return f"{measure}/{data if part else 'test'}"
+        if (measured if part else name).startswith(f"{measure}_"):
+            return f"{measure}/{part}{name.removeprefix(part).removeprefix(f'{measure}_')}"
+    return f"{_GROUPS.get(name, 'metrics')}/{name}"

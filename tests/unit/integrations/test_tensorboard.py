@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from fedclade.cli import main
 from fedclade.errors import InvalidInputError
+from fedclade.integrations.tensorboard import tag
 from fedclade.integrations.trackers import check_tracker
 
 installed = pytest.mark.skipif(
@@ -33,13 +34,13 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
     """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events: Any = EventAccumulator(str(folder / "tensorboard"))
+    events: Any = EventAccumulator(str(folder))
     events.Reload()
     tags = {}
-    for tag in events.Tags()["scalars"]:
-        steps = [(event.step, event.value) for event in events.Scalars(tag)]
-        tags[tag] = dict(steps)
-        assert len(tags[tag]) == len(steps), tag
+    for name in events.Tags()["scalars"]:
+        steps = [(event.step, event.value) for event in events.Scalars(name)]
+        tags[name] = dict(steps)
+        assert len(tags[name]) == len(steps), name
     return tags
 
 
@@ -50,12 +51,40 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 def check_all(folder: Path, rounds: int) -> None:
     tags, written = scalars(folder), rows(folder)
     assert [row["round"] for row in written] == list(range(1, rounds + 1))
-    for tag in ("clusters", "bytes_up", "bytes_down", "seconds"):
-        assert tags[tag] == {row["round"]: pytest.approx(row[tag]) for row in written}
-    for tag in ("accuracy", "accuracy_worst10", "loss", "train_loss"):
-        assert tags[tag] == {row["round"]: pytest.approx(row[tag]) for row in written if tag in row}
-        assert tags[tag]
-    assert "round" not in tags
+    for name in ("clusters", "bytes_up", "bytes_down", "seconds"):
+        assert tags[tag(name)] == {row["round"]: pytest.approx(row[name]) for row in written}
+    for name in ("accuracy", "accuracy_worst10", "loss", "train_loss"):
+        expected = {row["round"]: pytest.approx(row[name]) for row in written if name in row}
+        assert tags[tag(name)] == expected
+        assert expected
+    assert tags["accuracy by group/group 0"] == tags["accuracy/test"]  # FedAvg has one group
+    groups = {"accuracy", "loss", "groups", "traffic", "time", "accuracy by group"}
+    assert {name.partition("/")[0] for name in tags} == groups
+
+
+def test_tags_are_in_groups() -> None:
+    names = ("accuracy", "accuracy_worst10", "train_accuracy_variance", "validation_loss")
+    assert [tag(name) for name in names] == [
+        "accuracy/test",
+        "accuracy/worst10",
+        "accuracy/train_variance",
+        "loss/validation",
+    ]
+    assert [tag(name) for name in ("bytes_up", "seconds", "clusters", "f1")] == [
+        "traffic/bytes_up",
+        "time/seconds",
+        "groups/clusters",
+        "metrics/f1",
+    ]
+
+
+@installed
+def test_a_run_has_the_name_of_its_folder(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+
+    call("--set", "run.rounds=1", "--track", "tensorboard", "--out", str(tmp_path / "tracked"))
+    shown: Any = EventMultiplexer().AddRunsFromDirectory(str(tmp_path))
+    assert list(shown.Runs()) == ["tracked"]
 
 
 @installed
@@ -73,7 +102,7 @@ def test_a_resumed_run_has_each_round_once_including_untracked_ones(
     call("--set", "run.rounds=4", "--track", "tensorboard", "--out", str(first), "--resume")
     check_all(first, 4)
     call("--set", "run.rounds=2", "--out", str(second))
-    assert not (second / "tensorboard").exists()
+    assert not list(second.glob("events.*"))
     call("--set", "run.rounds=4", "--track", "tensorboard", "--out", str(second), "--resume")
     check_all(second, 4)
 

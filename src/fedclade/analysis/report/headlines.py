@@ -82,10 +82,10 @@ def top(
     if not runs:
         content = diagnoses[0][1]
         return str(content.get("headline") or next(iter(content.get("sentences", ())), ""))
+    if progress is not None and progress.runs > 1:
+        return _so_far(runs, metric)
     if len(runs) == 1:
         return headline(runs[0], metric, runs)
-    if progress is not None:
-        return _so_far(runs, metric)
     return verdict(differences) if differences is not None else ""
 
 

@@ -99,12 +99,13 @@ def _rounds_done(stored: StoredRun | None, run: PlannedRun) -> int:
 
 
 def _pace(runs: Sequence[StoredRun], title: str) -> float | None:
-    """Seconds of a round: the median of runs of the same title, or of any run. The median, since
-    the first round also has what a method does once.
+    """Mean seconds of a round, of runs of the same title or of any run. First rounds do not count
+    where there are others: they also have what a method does once.
     """
-    same = [row["seconds"] for run in runs if run.title == title for row in run.rounds]
-    seconds = same or [row["seconds"] for run in runs for row in run.rounds]
-    return statistics.median(seconds) if seconds else None
+    same = [run for run in runs if run.title == title and run.rounds]
+    chosen = same or [run for run in runs if run.rounds]
+    seconds = [row["seconds"] for run in chosen for row in run.rounds[1:] or run.rounds]
+    return statistics.fmean(seconds) if seconds else None
 
 
 def duration(seconds: float) -> str:

@@ -4,10 +4,10 @@ function drawRun() {
   if (!show("run", data.runs.length > 0)) return;
   const run = chosenRun();
   choices(run);
-  setText("run-title", data.runs.length > 1 ? `Run ${run.name}` : "Result");
-  setText("run-headline", data.runs.length > 1 ? run.headline : "");
+  setText("run-title", `${data.compared ? `Run ${run.name}` : "Result"}${run.progress ? " so far" : ""}`);
+  setText("run-headline", data.compared ? run.headline : "");
   setText("run-typical", typicalText(run));
-  setText("run-progress", data.runs.length > 1 ? run.progress : ""); // of one run it is at the top
+  setText("run-progress", data.compared ? run.progress : ""); // of one run it is at the top
   tiles(run);
   learning(run);
   groupTable(run);
