@@ -84,6 +84,7 @@ class ShardedSimulator:
     """
 
     holds_clients = True
+    has_secure_sums = False
     aggregator: Aggregator = "mean"
     server_update = ServerUpdate()
 
