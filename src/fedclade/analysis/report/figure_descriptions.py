@@ -24,7 +24,7 @@ Figure = dict[str, Any]
 COLORS = 8
 OTHER = -1
 OTHERS = "other"
-NAMED_CLIENTS = 30  # with at most so many, figures show the name of each client
+NAMED_CLIENTS = 30  # with at most this many, figures show the name of each client
 
 
 def colors_of(sizes: Mapping[int, int]) -> dict[int, int]:
