@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         FLISDC,
         FLISHC,
         FLT,
+        FLUX,
         IFCA,
         PACFL,
         PCAHC,
@@ -90,6 +91,7 @@ __all__ = [
     "FLISDC",
     "FLISHC",
     "FLT",
+    "FLUX",
     "IFCA",
     "PACFL",
     "PCAHC",
@@ -169,7 +171,7 @@ _MODULES = {
     "fedclade.methods": (
         "APFL CFL FLISDC FLISHC FLT IFCA PCAHC SCAFFOLD Clade CladeGroups Ditto FedALA FedAvg "
         "FedAvgFineTune FedBABU FedBN FedEM FedGMCC FedNova FedPer FedProx FedRep FedSEM KNNPer "
-        "LGFedAvg Local Method Oracle PerFedAvg PACFL PFedGraph FedDBE"
+        "LGFedAvg Local Method Oracle PerFedAvg PACFL FLUX PFedGraph FedDBE"
     ),
     "fedclade.models.transformers": "LoRA",
     "fedclade.registry": "register",

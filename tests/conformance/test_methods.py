@@ -14,6 +14,7 @@ from _pytest.mark import ParameterSet
 from fedclade import (
     APFL,
     FLT,
+    FLUX,
     IFCA,
     PCAHC,
     SCAFFOLD,
@@ -64,6 +65,7 @@ CASES: dict[str, Callable[[], Method]] = {
     "apfl, outputs": lambda: APFL(mix="outputs"),
     "feddbe, regularized": lambda: FedDBE(offset="outputs", kappa=0.5),
     "pfedgraph, mixture": lambda: PFedGraph(use="mixture"),
+    "flux, at once": lambda: FLUX(first_round=1, last_round=1),
     "fedala, two layers": lambda: FedALA(top_layers=("fc1", "fc2"), first_passes=2),
 }
 

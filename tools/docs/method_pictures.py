@@ -232,6 +232,18 @@ PICTURES: dict[str, tuple[str, list[tuple[Glyph, str, str]]]] = {
             (BY_GROUP, "3. FedAvg in each group", ""),
         ],
     ),
+    "flux": (
+        "FLUX: means and deviations of features",
+        [
+            (UP, "1. One model at first", "until its accuracy is flat"),
+            (
+                cloud(SPREAD, reach=32),
+                "2. Descriptors of clients",
+                "near ones join, others are alone",
+            ),
+            (BY_GROUP, "3. FedAvg in each group", "new clients join without labels"),
+        ],
+    ),
     "pfedgraph": (
         "pFedGraph: a weighted mean for each client",
         [

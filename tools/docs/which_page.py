@@ -59,6 +59,7 @@ TITLES = {
     "pca_hc": "PCA+kM+HC",
     "pfedgraph": "pFedGraph",
     "flt": "FLT",
+    "flux": "FLUX",
     "pacfl": "PACFL",
     "cfl": "CFL",
     "flis_dc": "FLIS-DC",
@@ -69,7 +70,7 @@ TITLES = {
     "oracle": "true groups",
 }
 GROUPING = (
-    *("ifca", "fedsem", "pca_hc", "flt", "pacfl", "cfl", "flis_dc", "flis_hc", "fedgmcc"),
+    *("ifca", "fedsem", "pca_hc", "flt", "pacfl", "flux", "cfl", "flis_dc", "flis_hc", "fedgmcc"),
     *("clade_groups", "clade"),
 )
 

@@ -21,6 +21,7 @@ from fedclade.methods.fedrep import FedRep
 from fedclade.methods.fedsem import FedSEM
 from fedclade.methods.flis import FLISDC, FLISHC
 from fedclade.methods.flt import FLT
+from fedclade.methods.flux import FLUX
 from fedclade.methods.ifca import IFCA
 from fedclade.methods.knn_per import KNNPer
 from fedclade.methods.lg_fedavg import LGFedAvg
@@ -36,7 +37,7 @@ _ALL: tuple[type[Method], ...] = (
     *(FedAvg, Local, FedProx, FedNova, SCAFFOLD, LGFedAvg, PerFedAvg, IFCA, FedSEM, PCAHC),
     *(FedAvgFineTune, FedPer, FedRep, FedBABU, FedBN, Ditto, APFL, FedALA, FedDBE),
     *(KNNPer, FedEM, PFedGraph),
-    *(FLT, PACFL, CFL, FLISDC, FLISHC, FedGMCC, CladeGroups, Clade, Oracle),
+    *(FLT, PACFL, FLUX, CFL, FLISDC, FLISHC, FedGMCC, CladeGroups, Clade, Oracle),
 )
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
@@ -46,6 +47,7 @@ __all__ = [
     "FLISDC",
     "FLISHC",
     "FLT",
+    "FLUX",
     "IFCA",
     "METHODS",
     "PACFL",

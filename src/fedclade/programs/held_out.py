@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from fedclade.core.batching import WHOLE_BLOCK, Batches
@@ -84,6 +86,28 @@ def held_out_score(objective: Objective) -> Program:
 
     batches = Batches(WHOLE_BLOCK, shuffle=False, part="held_out")
     return Program(start, step, finish, batches, "held_out_score")
+
+
+@serializable_program
+def accuracy_of_all(objective: Objective) -> Program:
+    """The reply is `accuracy`: the mean score of all samples, see `held_out_score`."""
+    score = held_out_score(objective)
+
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        return {"accuracy": (carry["score"] / carry["examples"]).float()}, None
+
+    return replace(score, finish=finish, batches=Batches.whole(), name="accuracy")
+
+
+@serializable_program
+def accuracy_then(objective: Objective, train: AnyProgram) -> AnyProgram:
+    """The accuracy of the received model on all samples, and its training. The reply has both.
+
+    Args:
+        objective: the model and its loss.
+        train: the training.
+    """
+    return chain(accuracy_of_all(objective), train, lambda _, params, accuracy: (params, accuracy))
 
 
 @serializable_program

@@ -22,6 +22,7 @@ _SIGNATURE_MODULES = (
     "programs.data_subspace.",
     "programs.encoder_signature.",
     "programs.gradient_signature.",
+    "programs.latent_descriptor.",
     "programs.own_offset.mean_features",
     "programs.pca_centroid_signature.",
 )
