@@ -129,11 +129,12 @@ class Result:
         number = client_number(client, self.clients["client"])
         weights = self.models.weights_of(number)
         if weights is None:
-            raise InvalidInputError(
-                f"client = {client!r}: it has no model, because it has not answered yet and its"
-                " group is not known.",
-                "client",
+            reason = (
+                "its model is its own and stays at its site, which has it on its disk"
+                if int(self.clusters[number]) >= 0
+                else "it has no model, because it has not answered yet and its group is not known"
             )
+            raise InvalidInputError(f"client = {client!r}: {reason}.", "client")
         return with_weights(self.module, weights)
 
     @property

@@ -12,10 +12,15 @@ import torch
 
 import fedclade as fc
 from fedclade.cli import main
+from fedclade.errors import InvalidInputError
 from fedclade.io.run_dir import StoredModels
+from fedclade.programs.personal_layer import LAYER_FACTORIES
+from fedclade.training import experiment_file
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedclade[flower]'")
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedclade[flower]'")
+
+from fedclade.integrations.flower.simulation import experiment_node
 
 
 def run(
@@ -47,7 +52,10 @@ def test_flower_and_simulator_give_the_same_results(method: str, tmp_path: Path)
     assert flower.summary["engine"] == "flower"
     assert torch.equal(simulated.clusters, flower.clusters)
     assert flower.summary["accuracy"] == pytest.approx(simulated.summary["accuracy"], abs=0.5)
-    if method == "local":  # personal models are only on the nodes' disks
+    if method in ("local", "clade"):  # personal models are only on the nodes' disks
+        with pytest.raises(InvalidInputError) as caught:
+            flower.model_of(0)
+        assert caught.value.field == "client"
         files = sorted((tmp_path / "flower" / "nodes").glob("*/models/*.safetensors"))
         assert len(files) == len(simulated.clusters)
         return
@@ -64,6 +72,7 @@ def test_flower_and_simulator_give_the_same_results(method: str, tmp_path: Path)
 def test_names_of_a_table_stay(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow (fedclade[tables]) is not installed")
     settings = ("--set", "method.name=clade", "--set", "run.rounds=2")
+    settings += ("--set", "personal.layer=none")  # else the models stay at the nodes
     for engine, folder in (("simulator", "simulated"), ("flower", "flower")):
         nodes = ("--nodes", "2") if engine == "flower" else ()
         done = run(tmp_path / folder, "--engine", engine, *nodes, *settings, experiment="hospitals")
@@ -101,6 +110,14 @@ def test_a_run_can_be_resumed(tmp_path: Path) -> None:
         assert torch.equal(value, parts[name])
     assert len((tmp_path / "parts" / "rounds.jsonl").read_text().splitlines()) == 4
     assert json.loads((tmp_path / "parts" / "summary.json").read_text())["rounds"] == 4
+
+
+def test_a_node_runs_the_programs_of_the_personal_layer(tmp_path: Path) -> None:
+    tables = experiment_file.apply(experiment_file.read("quickstart"), ["method.name=clade"])
+    spec = {"tables": tables, "root": None, "imports": []}
+    node = experiment_node(json.dumps(spec), 0, 20, str(tmp_path))
+    assert node.context.factories is not None
+    assert node.context.factories >= LAYER_FACTORIES
 
 
 @pytest.mark.parametrize(

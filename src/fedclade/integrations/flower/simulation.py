@@ -42,6 +42,7 @@ from fedclade.methods.required_context import NeedsSecret
 from fedclade.registry import import_file
 from fedclade.training import experiment_file
 from fedclade.training.callbacks import OnRound
+from fedclade.training.personal_layer import layer_of
 from fedclade.training.result import Result
 from fedclade.training.setup import inject_context, measured, module_for
 
@@ -172,6 +173,7 @@ def experiment_node(spec: str, number: int, nodes: int, homes: str) -> Node:
         bf16=experiment.engine.precision == "bf16",
     )
     method = inject_context(experiment.method, metadata, experiment.run.seed)
+    layer = layer_of(experiment.personal, method, module, objective, metadata)
     ids = list(range(number, len(clients), nodes))
     metrics = measured(
         objective, clients.metadata, None, torch.device("cpu"), experiment.run.metrics
@@ -187,6 +189,7 @@ def experiment_node(spec: str, number: int, nodes: int, homes: str) -> Node:
             (method.secret or 0) if isinstance(method, NeedsSecret) else 0,
             module,
             x,
+            layer,
         ),
         metrics,
         compatibility_info(objective),
