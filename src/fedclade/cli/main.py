@@ -115,7 +115,7 @@ def _about_option(error: Any) -> str:
     """The message of click about an option. Instead of an unknown option it suggests the one that
     is closest to it, or the setting of that name.
     """
-    context, unknown = error.ctx, getattr(error, "option_name", None)
+    context, unknown = getattr(error, "ctx", None), getattr(error, "option_name", None)
     if unknown is None or context is None:
         # Both click and typer add the suggestion.
         message, *suggestions = error.format_message().split(" Did you mean ")
