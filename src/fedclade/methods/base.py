@@ -159,6 +159,8 @@ class Method(ABC, Generic[S]):
     no_guarded_layer: ClassVar[str] = ""
     # whether clients keep their BatchNorm layers, as with local.batch_norm = "own"
     own_batch_norm: ClassVar[bool] = False
+    # why the server cannot do with sums, as text, if `server_visibility` does not say it
+    no_secure_sum: ClassVar[str] = ""
     # the names of programs whose replies differential privacy of training does not cover
     without_noise: ClassVar[tuple[str, ...]] = ()
     state: ClassVar[type[State]] = State
@@ -188,7 +190,7 @@ class Method(ABC, Generic[S]):
 
     def why_no_secure_sum(self) -> str:
         """Why the server cannot do with sums (`privacy.secure_sum`), as text; "" if it can."""
-        return NO_SECURE_SUM.get(self.server_visibility, "")
+        return self.no_secure_sum or NO_SECURE_SUM.get(self.server_visibility, "")
 
     def why_no_client_privacy(self) -> str:
         """Why training cannot be differentially private for whole clients (`privacy.epsilon`), as

@@ -83,6 +83,9 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
     extra_traffic: ClassVar[str] = (
         "once, before the first round, the encoder down and the centers up"
     )
+    no_secure_sum: ClassVar[str] = (
+        "forms sums that overlap, whose differences show clients; use clade_groups"
+    )
     state: ClassVar[type[State]] = FLTState
 
     k: Centres = 5
@@ -101,8 +104,12 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
     def __post_init__(self) -> None:
         super().__post_init__()
         most = MAX_MATCHING_POINTS if self.distance == "matching" else 1000
-        ok = self.k == "auto" or is_int(self.k, 1, most)
-        require(ok, "method.k", self.k, f"must be 'auto' or a whole number from 1 to {most}")
+        require(
+            self.k == "auto" or is_int(self.k, 1, most),
+            "method.k",
+            self.k,
+            f"must be 'auto' or a whole number from 1 to {most}",
+        )
         require(self.gamma > 0, "method.gamma", self.gamma, "must be above 0")
         ok = self.clusters is None or (is_int(self.clusters, 1) and self.cut != "gap")
         require(
@@ -124,9 +131,6 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
     @property
     def encoder_source(self) -> str:
         return self.encoder
-
-    def why_no_secure_sum(self) -> str:
-        return "forms sums that overlap, whose differences show clients; use clade_groups"
 
     def init(self, fed: Federation, params: Tree, key: int) -> FLTState:
         encoder, everyone = Encoder(self.encoder_module), torch.arange(len(fed.sizes))
