@@ -334,7 +334,7 @@ def _check_secure_sum(run: TrainingRun, method: Method, engine: Engine) -> None:
         engine.has_secure_sums,
         "privacy.secure_sum",
         run.privacy.secure_sum,
-        f"the engine '{engine.name}' has no secure sums; leave it out",
+        f"not in a simulation of {engine.name}; use the engine 'simulator', or a deployment",
     )
 
 

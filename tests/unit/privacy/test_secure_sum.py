@@ -446,7 +446,7 @@ def test_only_trusted_keys_are_accepted() -> None:
     others = [Party(f"node-{i}", RUN, derive(str(i).encode())) for i in range(1, 4)]
     first = Party("node-0", RUN, derive(b"0"))
     identities = [first.identity(), *(other.identity() for other in others)]
-    trusted = {each.name: each.verify_key for each in identities}
+    trusted = [each.verify_key for each in identities]
     party = Party("node-0", RUN, derive(b"0"), trusted)
     party.deal([party.identity(), *identities[1:]], 1)
     invented = Party("node-2", RUN, derive(b"server")).identity()

@@ -37,6 +37,7 @@ from fedclade.engines.remote.messages import (
     one_line,
     pack_assignment,
 )
+from fedclade.engines.remote.secure_sums import SecureCall, SecureMap, SecureSums
 from fedclade.engines.reply_validation import (
     LARGEST,
     Spec,
@@ -46,6 +47,7 @@ from fedclade.engines.reply_validation import (
     spec_of,
 )
 from fedclade.errors import InvalidInputError, is_int
+from fedclade.privacy.secure_sum.protocol import ProtocolError
 
 NOT_CONNECTED = NodeError("its node is not connected")
 
@@ -152,7 +154,8 @@ class RemoteFederation:
     """
 
     name = "flower"
-    holds_clients = has_secure_sums = False
+    holds_clients = False
+    has_secure_sums = True
     aggregator: Aggregator = "mean"
     server_update = ServerUpdate()
 
@@ -190,6 +193,7 @@ class RemoteFederation:
         self._initialized: set[str] = set()  # the nodes that have the initial client state
         self._failures: list[Failure] = []
         self._round = 0
+        self._secure = SecureSums(run)
         # The clients that got their final model with the last evaluation.
         self._delivered: set[int] = set()
 
@@ -230,6 +234,8 @@ class RemoteFederation:
         ids = torch.as_tensor(ids, dtype=torch.int64).cpu()
         if reduce:
             check_sum(reduce, len(ids))
+        if reduce and reduce.min_clients:
+            return self._secure_map(program, ids, broadcast, per_client, key, reduce)
         shared = {
             name: value.cpu() for name, value in add_prefix("broadcast", broadcast or {}).items()
         }
@@ -276,6 +282,178 @@ class RemoteFederation:
             summed = total.keys(outputs)
             outputs = {name: value for name, value in outputs.items() if name not in summed}
         return ordered_results(ids, [places], [outputs], total, failures)
+
+    def _secure_map(
+        self,
+        program: AnyProgram,
+        ids: Tensor,
+        broadcast: Tree | None,
+        per_client: ModelAssignment | None,
+        key: int,
+        reduce: SegmentSum,
+    ) -> ClientResults:
+        """`map` with secure sums. The server sees the outputs that are not summed, and sums."""
+        none = torch.zeros(reduce.num_segments, dtype=torch.float64)
+        nothing = ClientResults(ids[:0], {}, {}, none)
+        if not len(ids):
+            return nothing
+        call = SecureMap(ids, reduce, self.membership.client_records)
+        connected = {
+            each.node for each in self.membership.client_records if self._is_connected(each.node)
+        }
+        try:
+            self._secure.prepare(connected, call.slots, self._send_control)
+            number = f"{self.client_state.transaction_id}/{self._secure.next_number()}"
+            groups = call.groups(self._secure.ready)
+            session = self._secure.session(number, groups, reduce.min_clients)
+        except ProtocolError as error:
+            return self._failed(nothing, ids, [], str(error))
+        if not groups:
+            return nothing
+        shared = {
+            name: value.cpu() for name, value in add_prefix("broadcast", broadcast or {}).items()
+        }
+        messages: dict[str, Message] = {}
+        places_at = call.places(session)
+        for node in session.public_keys:
+            places = places_at.get(node, ids[:0])
+            part = self._secure.sum_message(node, session, call.of_node(places))
+            header: dict[str, Any] = {
+                "kind": "secure_map",
+                "program": to_spec(program),
+                "key": key,
+                "per_client": None,
+                "clients": [self.membership.client_records[int(ids[p])].place for p in places],
+                "numbers": self.membership.client_numbers(node),
+            }
+            tensors = dict(part.tensors)
+            if len(places):
+                tensors |= shared
+                if per_client is not None:
+                    header["per_client"], rows = pack_assignment(per_client[places])
+                    tensors |= rows
+            messages[node] = Message({**header, **part.header}, tensors)
+        answers = self._send(messages)
+        secure = SecureCall(self._secure, session, call.lengths)
+        replies, failures = self._clear_replies(ids, places_at, answers)
+        refused = secure.collect(answers)
+        for node, reason in refused.items():
+            self.client_state.set_answered(self.membership.state_key(node), False)
+            answers[node] = NodeError(reason)
+        for node, places in places_at.items():
+            if node in secure.answered:
+                continue
+            for place in places.tolist():
+                if replies.pop(place, None) is not None:
+                    answer = answers.get(node)
+                    reason = answer.reason if isinstance(answer, NodeError) else "no masked sum"
+                    failures.append(Failure(int(ids[place]), reason, rejected=True))
+        answered = torch.tensor(sorted(replies), dtype=torch.int64)
+        try:
+            sums, weights = call.unmasked(secure, answered, self._send_control)
+        except ProtocolError as error:
+            return self._failed(nothing, ids, secure.answered, str(error))
+        outputs = stack([replies[place] for place in answered.tolist()]) if len(answered) else {}
+        self._failures += failures
+        return ClientResults(
+            ids[answered],
+            {name: value.to(self.device) for name, value in outputs.items()},
+            {name: value.to(self.device) for name, value in sums.items()},
+            weights,
+            sorted(failures, key=lambda failure: failure.client),
+        )
+
+    def _clear_replies(
+        self,
+        ids: Tensor,
+        places_at: Mapping[str, Tensor],
+        answers: dict[str, Message | NodeError],
+    ) -> tuple[dict[int, Tree], list[Failure]]:
+        """The outputs that are not summed, by place. If one is rejected, the whole answer of its
+        node is: the masked sum cannot be divided. Then `answers` has an error for the node.
+        """
+        replies: dict[int, Tree] = {}
+        failures: list[Failure] = []
+        votes: list[Tree] = []
+        of_node: dict[str, dict[int, Tree]] = {}
+        for node, places in places_at.items():
+            answer = answers.get(node, NOT_CONNECTED)
+            if isinstance(answer, NodeError):
+                failures += [Failure(client, answer.reason) for client in ids[places].tolist()]
+                continue
+            of_node[node], node_failures = self._unpack_reply(ids, places, answer)
+            failures += node_failures
+            specs = {
+                tuple(sorted(spec_of(reply).items())): reply for reply in of_node[node].values()
+            }
+            votes += specs.values()
+        expected = majority_spec(votes, {})
+        for node, node_replies in of_node.items():
+            reasons = {
+                place: rejection_reason(reply, expected, int(self.sizes[ids[place]]))
+                for place, reply in node_replies.items()
+            }
+            bad = [reason for reason in reasons.values() if reason is not None]
+            if bad or not node_replies:
+                reason = bad[0] if bad else "none of its clients has a reply"
+                answers[node] = NodeError(reason)
+                failures += [
+                    Failure(int(ids[place]), reason, rejected=True) for place in node_replies
+                ]
+            else:
+                replies |= node_replies
+        return replies, failures
+
+    def _failed(
+        self, nothing: ClientResults, ids: Tensor, nodes: Sequence[str], reason: str
+    ) -> ClientResults:
+        """The results of a secure sum that could not be formed. What these nodes computed does not
+        count.
+        """
+        for node in nodes:
+            self.client_state.set_answered(self.membership.state_key(node), False)
+        failures = [Failure(client, reason) for client in ids.tolist()]
+        self._failures += failures
+        self.note(reason)
+        return replace(nothing, failures=failures)
+
+    def _is_connected(self, node: str) -> bool:
+        return bool(node) and self.membership.is_connected(node)
+
+    def _send_control(self, messages: Mapping[str, Message]) -> dict[str, Message | NodeError]:
+        """Send messages of the protocol of secure sums, which do not concern client state."""
+        complete = {
+            node: replace(
+                message,
+                header={
+                    **message.header,
+                    "compatibility_info": self.membership.compatibility_info,
+                    "run": self.run,
+                    "data": self.membership.data_of(node),
+                    "transaction_id": self.client_state.transaction_id,
+                    "call": 0,
+                    "committed": [],
+                    "retained": "",
+                    "has_client_state": False,
+                    "round": self._round,
+                    "key": 0,
+                    "clients": [],
+                    "numbers": self.membership.client_numbers(node),
+                },
+            )
+            for node, message in messages.items()
+            if self._is_connected(node)
+        }
+        self.traffic.down += sum(message.nbytes for message in complete.values())
+        received = self.transport.send_and_receive(complete) if complete else {}
+        answers: dict[str, Message | NodeError] = {}
+        for node, answer in received.items():
+            if isinstance(answer, Message):
+                self.traffic.up += answer.nbytes
+                if "rejected" in answer.header:
+                    answer = NodeError(one_line(answer.header["rejected"]))
+            answers[node] = answer
+        return answers
 
     def evaluate(
         self,

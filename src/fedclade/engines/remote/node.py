@@ -39,6 +39,7 @@ from fedclade.engines.remote.node_policy import (
     RefusedError,
     time_limit,
 )
+from fedclade.engines.remote.secure_node import SecureNode
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import FedcladeError, is_int
 
@@ -119,6 +120,7 @@ class Node:
             then the names of clients must be unique in the federation.
         policy: what the server may ask for.
         looks: counts the looks at the data.
+        secure: the node's part of secure sums; None for new keys.
     """
 
     def __init__(
@@ -133,7 +135,9 @@ class Node:
         site: str = "",
         policy: NodePolicy = NO_LIMITS,
         looks: LookCounter | None = None,
+        secure: SecureNode | None = None,
     ) -> None:
+        self.secure = secure or SecureNode()
         self.policy, self.looks = policy, looks or LookCounter()
         self.clients, self.names, self.context, self.metrics = clients, names, context, metrics
         self.compatibility_info = dict(compatibility_info)
@@ -156,6 +160,10 @@ class Node:
             "map": self._map,
             "evaluate": self._evaluate,
             "save_models": self._save_models,
+            "secure_keys": self._secure_keys,
+            "secure_deal": self._secure_deal,
+            "secure_map": self._secure_map,
+            "secure_reveal": self._secure_reveal,
         }
         header = message.header
         try:
@@ -222,6 +230,32 @@ class Node:
         return Message(header, {**add_prefix("x", tensors), "y": _two_zeros(data.y)})
 
     def _map(self, message: Message) -> Message:
+        return _answer_of(self._results(message))
+
+    def _secure_keys(self, message: Message) -> Message:
+        with shown():
+            return self.secure.keys(message)
+
+    def _secure_deal(self, message: Message) -> Message:
+        with shown():
+            return self.secure.deal(message)
+
+    def _secure_map(self, message: Message) -> Message:
+        """The answer of `map`, with the outputs to be summed as masked sums. A node without clients
+        of the call only takes part in the masks.
+        """
+        results = self._results(message) if message.header["clients"] else []
+        with shown():
+            part, results = self.secure.masked(message, results)
+        answer = _answer_of(results)
+        return Message(answer.header | part.header, answer.tensors | part.tensors)
+
+    def _secure_reveal(self, message: Message) -> Message:
+        with shown():
+            return self.secure.reveal(message)
+
+    def _results(self, message: Message) -> list[ClientResults]:
+        """The replies of the node's clients."""
         header = message.header
         program = self._program(header["program"])
         has_signature = self.policy.check_noise(header["program"])
@@ -255,24 +289,7 @@ class Node:
             state.commit(0)
             snapshot = StateSnapshot(header["transaction_id"], state.tensors(), header["call"])
             self.state_store.save(state.initial, [*snapshots, snapshot])
-        outputs = [result.outputs for result in results if len(result.ids)]
-        failures = [failure for result in results for failure in result.failures]
-        length = min(MAX_REASON, _ALL_REASONS // max(1, len(failures)))
-        return Message(
-            {
-                "clients": [client for result in results for client in to_list(result.ids)],
-                "failures": [
-                    [failure.client, failure.reason[:length], failure.rejected]
-                    for failure in failures
-                ],
-            },
-            {
-                name: value.cpu()
-                for name, value in add_prefix(
-                    "outputs", concatenate(outputs) if outputs else {}
-                ).items()
-            },
-        )
+        return results
 
     @staticmethod
     def _run_alone(
@@ -385,6 +402,27 @@ class Node:
         if snapshots:
             self.simulator.client_state.restore(snapshots[-1].client_state, 0)
         return snapshots
+
+
+def _answer_of(results: list[ClientResults]) -> Message:
+    """The answer with these replies."""
+    outputs = [result.outputs for result in results if len(result.ids)]
+    failures = [failure for result in results for failure in result.failures]
+    length = min(MAX_REASON, _ALL_REASONS // max(1, len(failures)))
+    return Message(
+        {
+            "clients": [client for result in results for client in to_list(result.ids)],
+            "failures": [
+                [failure.client, failure.reason[:length], failure.rejected] for failure in failures
+            ],
+        },
+        {
+            name: value.cpu()
+            for name, value in add_prefix(
+                "outputs", concatenate(outputs) if outputs else {}
+            ).items()
+        },
+    )
 
 
 DATA_CHANGED = "its clients or their sizes have changed; it registers again before the next round"

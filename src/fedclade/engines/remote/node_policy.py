@@ -49,6 +49,8 @@ class NodePolicy:
         max_disk_mib: the most MiB of client state and final models on the node's disk.
         min_noise: the least standard deviation of the noise in signatures, in units of the
             sensitivity; above 0, signatures without noise are refused.
+        trusted_keys: the public keys (Ed25519) of all nodes, as 64 hexadecimal digits, for secure
+            sums; empty to trust the keys that the server sends first.
     """
 
     apps: tuple[str, ...] = ()
@@ -59,11 +61,15 @@ class NodePolicy:
     max_signatures: int = 0
     max_disk_mib: int = 10 * 1024
     min_noise: float = 0.0
+    trusted_keys: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for app in self.apps:
             is_hash = len(app) == 64 and set(app) <= set("0123456789abcdef")
             require(is_hash, "policy.apps", app, "must be 64 digits of a SHA-256 hash")
+        for key in self.trusted_keys:
+            is_key = len(key) == 64 and set(key) <= set("0123456789abcdef")
+            require(is_key, "policy.trusted_keys", key, "must be 64 digits of a public key")
         require_int("policy.max_epochs", self.max_epochs, 1)
         require_int("policy.max_disk_mib", self.max_disk_mib, 1)
         require_int("policy.max_looks", self.max_looks, 0, note="0 for no limit")

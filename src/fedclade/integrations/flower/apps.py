@@ -33,7 +33,8 @@ from fedclade.data import from_arrays
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.remote.membership import ClientRecord, check_site
 from fedclade.engines.remote.node import Node, rejection, shown
-from fedclade.engines.remote.node_policy import LookCounter
+from fedclade.engines.remote.node_policy import LookCounter, NodePolicy
+from fedclade.engines.remote.secure_node import SecureNode
 from fedclade.errors import DifferentExperimentError, FedcladeError, InvalidInputError, require
 from fedclade.integrations.flower import run_folders
 from fedclade.integrations.flower.client_state_store import DiskStateStore
@@ -45,6 +46,7 @@ from fedclade.integrations.flower.federation import (
 from fedclade.integrations.flower.grid_transport import message_from_records, records_from_message
 from fedclade.integrations.flower.local_deployment.supervisor import write_json
 from fedclade.integrations.flower.policy_file import load_policy
+from fedclade.io.atomic import write_text
 from fedclade.io.file_names import safe_file_name
 from fedclade.io.run_dir import RunDirectory
 from fedclade.io.schemas import RoundRecord
@@ -268,7 +270,24 @@ def _node(
         site,
         policy,
         LookCounter(home / "looks.json"),
+        _secure_node(home, policy) if settings.privacy.secure_sum else None,
     )
+
+
+def _secure_node(home: Path, policy: NodePolicy) -> SecureNode:
+    """The node's part of secure sums, with the key on its disk."""
+    path = home / "secure_sum.key"
+    if not path.exists():
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.touch(mode=0o600)
+        write_text(path, secrets.token_hex(32))
+        path.chmod(0o600)
+    node = SecureNode(
+        bytes.fromhex(path.read_text().strip()),
+        [bytes.fromhex(key) for key in policy.trusted_keys] or None,
+    )
+    note(f"secure sums: the public key of this node is {node.public_key}")
+    return node
 
 
 def site_name(node_config: Mapping[str, Any], node_id: int) -> str:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -185,8 +185,8 @@ class Party:
         name: its name.
         run: the run.
         signing_key: its Ed25519 key, 32 bytes.
-        trusted: the keys of the other parties, by name; None to trust the keys that the server
-            sends first, which protects against a curious server, not one that invents parties.
+        trusted: the Ed25519 keys of all parties; None to trust the keys that the server sends
+            first, which protects against a curious server, not against one that invents parties.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class Party:
         name: str,
         run: str,
         signing_key: bytes,
-        trusted: Mapping[str, bytes] | None = None,
+        trusted: Collection[bytes] | None = None,
     ) -> None:
         self.name, self.run, self._trusted = name, run, trusted
         self._signer = Ed25519PrivateKey.from_private_bytes(signing_key)
@@ -331,14 +331,14 @@ class Party:
         names = [each.name for each in identities]
         _require(len(set(names)) == len(names) <= MAX_PARTIES, "a party is there twice")
         _require(self.name in names, "this party is missing")
+        keys = {each.verify_key for each in identities}
+        _require(len(keys) == len(names), "two parties have one key")
         for each in identities:
             text = packed_text("identity", self.run, each.name, each.encryption_key)
             _verify(each.verify_key, each.signature, text, each.name)
             if self._trusted is not None:
-                _require(
-                    self._trusted.get(each.name) == each.verify_key,
-                    f"the key of {each.name!r} is not trusted",
-                )
+                trusted = each.verify_key in self._trusted
+                _require(trusted, f"the key of {each.name!r} is not trusted")
             known = self._identities.get(each.name)
             _require(
                 known is None or known.verify_key == each.verify_key,
