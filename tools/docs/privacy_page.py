@@ -15,7 +15,7 @@ from markdown_table import replace_block, table
 
 from fedclade.io.compact_json import read_results
 from fedclade.methods import METHODS
-from fedclade.methods.base import NEEDS
+from fedclade.methods.base import NEEDS, Method
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "results" / "signature_noise.json", ROOT / "docs" / "privacy.md"
@@ -24,28 +24,44 @@ FEDERATIONS = {
     "quickstart": "`quickstart`: 40 clients of {} digits on average, 30 rounds",
     "scenario1": "MNIST, Scenario 1: 100 clients of {} images on average, 10 rounds",
 }
-HIDDEN_BY_SECURE_AGGREGATION = {
-    "nothing": "nothing leaves",
-    "sum": "everything that is summed",
-    "signatures": "the weights, but not the signatures",
-    "updates": "not the models, because the server needs each of them",
-    "probe": "not the models that the server evaluates",
+WITH_SECURE_SUMS = {
+    "sum": "sums over groups",
+    "signatures": "sums over groups, and signatures in clear",
+}
+OF_IFCA = "sums over groups, how many clients chose each, and at evaluations who"
+WITH_SETTING = {
+    "scaffold": 'with `weights = "clients"`',
+    "clade_groups": "with `signature_epsilon`, for given groups",
+    "oracle": "yes, for given groups",
 }
 
 
 def methods_table() -> str:
     return table(
-        ["method", "what leaves a client", "the server needs", "secure aggregation could hide"],
+        [
+            "method",
+            "what leaves a client",
+            "the server needs",
+            "with `secure_sum` the server sees",
+            "`epsilon`",
+        ],
         [
             [
                 name,
                 method.client_disclosure,
                 NEEDS[method.server_visibility],
-                HIDDEN_BY_SECURE_AGGREGATION[method.server_visibility],
+                _secure_sums(name, method()),
+                WITH_SETTING.get(name, "no" if method().why_no_client_privacy() else "yes"),
             ]
             for name, method in METHODS.items()
         ],
     )
+
+
+def _secure_sums(name: str, method: Method) -> str:
+    if method.why_no_secure_sum():
+        return "refused"
+    return OF_IFCA if name == "ifca" else WITH_SECURE_SUMS[method.server_visibility]
 
 
 def cost_table(results: Row) -> str:

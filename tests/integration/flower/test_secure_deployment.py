@@ -1,0 +1,59 @@
+"""Secure sums between real processes: SuperLink and SuperNodes on loopback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedclade[flower]'")
+
+from tests.integration.flower.conftest import Start
+
+from fedclade.integrations.flower.app_template import new_app
+from fedclade.integrations.flower.local_deployment.deployment import Federation
+from fedclade.io.run_dir import StoredModels
+
+pytestmark = pytest.mark.slow
+NODES = 4
+
+
+@pytest.fixture(scope="module")
+def federation(start_federation: Start) -> Federation:
+    found: Federation = start_federation(NODES, secure=False)
+    return found
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("apps") / "clinics"
+    new_app(folder)
+    return folder
+
+
+@pytest.mark.parametrize("method", ["fedavg", "clade_groups", "scaffold", "ifca"])
+def test_models_are_those_of_plain_sums(
+    method: str, federation: Federation, app: Path, tmp_path: Path
+) -> None:
+    runs = []
+    for secure in (False, True):
+        settings: dict[str, Any] = {
+            "method.name": method,
+            "method.settings": "clusters = 2" if method == "ifca" else "",
+            "run.rounds": 3,
+            "federation.nodes": NODES,
+            "federation.out": str(tmp_path / str(secure)),
+            "privacy.secure_sum": secure,
+        }
+        assert federation.run(app, settings) == 0
+        runs.append(tmp_path / str(secure) / "run-1")
+    rows = [json.loads(line) for line in (runs[1] / "rounds.jsonl").read_text().splitlines()]
+    assert [row["failures"] for row in rows] == [[], [], []]
+    plain, secured = map(StoredModels, runs)
+    assert torch.equal(plain.model_ids, secured.model_ids)
+    for model in plain.model_ids.unique().tolist():
+        for name, value in plain.row(model).items():
+            torch.testing.assert_close(secured.row(model)[name], value, atol=1e-4, rtol=0)
