@@ -84,6 +84,9 @@ class FedDBE(FedAvg):
         ok = 0 < self.momentum <= 1
         require(ok, "method.momentum", self.momentum, "must be above 0 and at most 1")
 
+    def why_no_client_privacy(self) -> str:
+        return "sums features without noise; set method.kappa = 0" if self.kappa else ""
+
     def initial_client_state(self, params: Tree) -> Tree:
         head = Head.of(self.local.objective)
         like = params[head.bias] if self.offset == "outputs" else params[head.weight][0]

@@ -38,6 +38,7 @@ PRIVATE: dict[str, Method] = {
     "ditto": fc.Ditto(),
     "apfl": fc.APFL(),
     "fedala": fc.FedALA(),
+    "feddbe": METHODS["feddbe"](),
     "knn_per": fc.KNNPer(),
     "fedem": fc.FedEM(components=2),
     "clade_groups": fc.CladeGroups(signature_epsilon=1.0, secret=1),

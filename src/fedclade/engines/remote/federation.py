@@ -155,7 +155,6 @@ class RemoteFederation:
 
     name = "flower"
     holds_clients = False
-    has_secure_sums = True
     aggregator: Aggregator = "mean"
     server_update = ServerUpdate()
 
@@ -188,6 +187,9 @@ class RemoteFederation:
         self.clock = Profiler(self.device, False)
         self.client_state = RemoteClientState()
         self._metadata, self._probe = metadata, probe
+        # If the server has the data, this is a simulation, whose nodes may move between processes
+        # and lose their keys.
+        self.has_secure_sums = metadata is None
         self._validation_origin = dict(validation_origin or {})
         self._initial_state: Tree = {}
         self._initialized: set[str] = set()  # the nodes that have the initial client state

@@ -111,7 +111,6 @@ def simulate(
             client_records=client_records,
             metadata=clients.metadata,
         )
-        fed.has_secure_sums = False  # Ray may answer two messages to a node in two processes
         try:
             fed.wait_for(nodes, _WAIT_SECONDS)
             run = replace(experiment.to_run(clients, "cpu"), federation=fed)
