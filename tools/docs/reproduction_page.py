@@ -1,5 +1,6 @@
-"""docs/reproduction.md and docs/images/papers/ from results/papers/: the papers' tables and figures
-as they were measured. README.md gets the number of measured cells.
+"""docs/reproduction.md, a page for each paper in docs/reproduction/, and docs/images/papers/ from
+results/papers/: the papers' tables and figures as they were measured. README.md gets the number of
+measured cells.
 
 python tools/docs/reproduction_page.py [--out docs/reproduction.md]
 
@@ -22,15 +23,24 @@ from fedclade.reproduce.spec import tables
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT, README = ROOT / "docs" / "reproduction.md", ROOT / "README.md"
 RESULTS = ROOT / "results" / "papers"
-IMAGES = "images/papers/"  # relative to the page
+IMAGES = "images/papers/"  # relative to the first page
+OTHERS = "benchmarks"
+# The page of each paper, and its title. A table belongs to the paper that its name begins with.
+PAGES = {
+    "flt": "FLT, reproduced",
+    "flis": "FLIS, reproduced",
+    "cfl": "CFL, reproduced",
+    "fedgmcc": "FedGMCC, reproduced",
+    OTHERS: "Other benchmarks",
+}
 FIRST = ("flt_1", "flt_2", "flt_4", "flis_1", "cfl_figure8", "fedgmcc_1")  # the most informative
 ABOUT = """# The papers, reproduced
 
-`python tools/docs/reproduction_page.py` makes this page from [results](../results/papers), which
-`fedclade reproduce TABLE` wrote; a test compares them. Rows *in italics* are ours: the paper does
-not have them. "within" means within the tolerance of the table. A table's file in
-src/fedclade/reproduce/tables/ has all settings and tolerances. Accuracy is the unweighted mean over
-all clients, each on its own test data.
+`python tools/docs/reproduction_page.py` makes this page and the page of each paper from
+[results](../results/papers), which `fedclade reproduce TABLE` wrote; a test compares them. Rows *in
+italics* are ours: the paper does not have them. "within" means within the tolerance of the table. A
+table's file in src/fedclade/reproduce/tables/ has all settings and tolerances. Accuracy is the
+unweighted mean over all clients, each on its own test data.
 """
 BENCHMARKS = """Numbers of other benchmarks, which are not counted above; in brackets, as above,
 the cells with a published number."""
@@ -43,7 +53,8 @@ def outcomes() -> list[Outcome]:
     return sorted(found, key=lambda outcome: order.index(outcome.table))
 
 
-def written(outcomes: list[Outcome]) -> str:
+def written(outcomes: list[Outcome]) -> dict[str, str]:
+    """The text of each file, by its path relative to the folder of the first page."""
     by_name = {outcome.table: outcome for outcome in outcomes}
     lines = [
         "",
@@ -65,22 +76,31 @@ def written(outcomes: list[Outcome]) -> str:
         for name, table in tables().items()
         if table.benchmark
     ]
-    return (
-        ABOUT
-        + "\n".join([*lines, ""])
-        + "\n"
-        + "\n".join(page(outcome, 2, IMAGES) for outcome in outcomes)
-    )
+    texts = {"reproduction.md": ABOUT + "\n".join([*lines, ""])}
+    for paper, title in PAGES.items():
+        parts = [
+            page(outcome, 2, f"../{IMAGES}") for outcome in outcomes if _paper(outcome) == paper
+        ]
+        head = f"# {title}\n\n[All papers](../reproduction.md) explains how to read the tables.\n"
+        texts[f"reproduction/{paper}.md"] = "\n".join([head, *parts])
+    return texts
+
+
+def _paper(outcome: Outcome) -> str:
+    """The page of a table."""
+    if tables()[outcome.table].benchmark:
+        return OTHERS
+    return next(paper for paper in PAGES if outcome.table.startswith(f"{paper}_"))
 
 
 def _place(name: str, outcome: Outcome | None) -> str:
-    """A link to the table on this page, or the command that makes it."""
+    """A link to the table on the page of its paper, or the command that makes it."""
     table = tables()[name]
     cells = count(table, outcome)
     numbers = f" ({cells})" if cells.total else ""
     if outcome is None:
         return f"{table.title}{numbers}: not yet measured, `fedclade reproduce {name}`"
-    return f"[{outcome.title}](#{_anchor(outcome.title)}){numbers}"
+    return f"[{outcome.title}](reproduction/{_paper(outcome)}.md#{_anchor(outcome.title)}){numbers}"
 
 
 def _anchor(title: str) -> str:
@@ -97,7 +117,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=DEFAULT)
     out: Path = parser.parse_args().out
     results = outcomes()
-    out.write_text(written(results))
+    (out.parent / "reproduction").mkdir(exist_ok=True)
+    for name, text in written(results).items():
+        (out if name == DEFAULT.name else out.parent / name).write_text(text)
     if out == DEFAULT:
         count_in_readme = r"\d+ of \d+(?= cells with a number)"
         README.write_text(re.sub(count_in_readme, str(total(results)), README.read_text()))

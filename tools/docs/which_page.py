@@ -419,7 +419,7 @@ From [the reproduction](reproduction.md), which has settings and standard deviat
   FLIS on two tables after a local fine-tune: [the reproduction](reproduction.md).)
 - Clade on the papers' data: it is newer than these measurements, whose Clade is CladeGroups.
 - Accuracy with more than 2,400 clients. Texts with methods other than FedAvg, CFL and Clade
-  ([AG News](reproduction.md)).
+  ([AG News](reproduction/cfl.md)).
 - All accuracies here were measured in the simulator. On Flower the models agree within 1e-5
   ([how this is tested](flower.md)).
 """
