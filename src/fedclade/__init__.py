@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedclade import core, data, methods, models
-    from fedclade.analysis.diagnose import diagnose
+    from fedclade.analysis.comparison import Comparison, compare
+    from fedclade.analysis.diagnose import Diagnosis, diagnose
     from fedclade.analysis.export import export
     from fedclade.analysis.report import write_report as report
     from fedclade.conformance.runner import check_method
@@ -98,6 +99,8 @@ __all__ = [
     "SCAFFOLD",
     "Clade",
     "CladeGroups",
+    "Comparison",
+    "Diagnosis",
     "Ditto",
     "FedALA",
     "FedAvg",
@@ -134,6 +137,7 @@ __all__ = [
     "WriteError",
     "accuracy",
     "check_method",
+    "compare",
     "core",
     "cross_entropy",
     "data",
@@ -159,7 +163,8 @@ _SUBPACKAGES = {
 }
 # Module: its public names.
 _MODULES = {
-    "fedclade.analysis.diagnose": "diagnose",
+    "fedclade.analysis.comparison": "Comparison compare",
+    "fedclade.analysis.diagnose": "Diagnosis diagnose",
     "fedclade.analysis.export": "export",
     "fedclade.analysis.report": "report",
     "fedclade.conformance.runner": "check_method",

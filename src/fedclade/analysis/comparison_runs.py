@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from fedclade.analysis.clients_hurt import BASELINES, shares_hurt
 from fedclade.analysis.sweep_grid import expand
 from fedclade.errors import InvalidInputError
 from fedclade.io.run_dir import RunDirectory
-from fedclade.io.schemas import Summary
 from fedclade.registry import REGISTRY, find
 from fedclade.training import experiment_file
 from fedclade.training.experiment_file import Experiment, Table
@@ -146,17 +145,55 @@ def execute(
             for experiment in experiments
         ]
     )
-    summaries: dict[str, list[Summary]] = {}
     measured: list[significance.Measured] = []
+    folders: dict[str, list[str]] = {}
     for experiment in experiments:
         result, title = run(experiment), experiment.title
-        summaries.setdefault(title, []).append(result.summary)
         federation = (experiment.data, experiment.partition, experiment.scheme)
         measured.append(
             significance.Measured(
                 title, experiment.run.seed, federation, result.summary, result.clients
             )
         )
+        folders.setdefault(title, []).append(experiment.label)
+    table = tabulate(measured)
+    RunDirectory(folder).write_comparison(table.to_json(folders))
+    return table.rows
+
+
+@dataclass(frozen=True)
+class ComparisonTable:
+    """The results of several runs.
+
+    Args:
+        rows: the numbers of each title, averaged over its seeds.
+        summaries: the summaries of each title, one for each seed.
+        differences: which differences are significant.
+    """
+
+    rows: list[dict[str, Any]]
+    summaries: dict[str, list[Mapping[str, Any]]]
+    differences: significance.Differences
+
+    def to_json(self, folders: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+        """The content of comparison.json.
+
+        Args:
+            folders: the folders of each title, one for each seed.
+        """
+        return {
+            "rows": self.rows,
+            "runs": self.summaries,
+            "folders": folders,
+            "differences": self.differences.to_json(),
+        }
+
+
+def tabulate(measured: Sequence[significance.Measured]) -> ComparisonTable:
+    """The table of several runs, with a row for each title."""
+    summaries: dict[str, list[Mapping[str, Any]]] = {}
+    for run in measured:
+        summaries.setdefault(run.title, []).append(run.summary)
     hurt = shares_hurt(measured)
     rows = [
         {
@@ -168,15 +205,7 @@ def execute(
         }
         for title, of_title in summaries.items()
     ]
-    folders = {
-        title: [experiment.label for experiment in experiments if experiment.title == title]
-        for title in summaries
-    }
-    differences = significance.differences(measured)
-    RunDirectory(folder).write_comparison(
-        {"rows": rows, "runs": summaries, "folders": folders, "differences": differences.to_json()}
-    )
-    return rows
+    return ComparisonTable(rows, summaries, significance.differences(measured))
 
 
 def _row(title: str, summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -22,10 +22,10 @@ from fedclade.cli.options import (
     ResumeOption,
     comma_separated,
 )
-from fedclade.cli.progress import display
 from fedclade.cli.result_tables import show_hurt
 from fedclade.cli.run_monitoring import resumable_errors
 from fedclade.errors import InvalidInputError, WriteError
+from fedclade.training.progress_display import display
 
 if TYPE_CHECKING:
     from fedclade.reproduce.compare_to_paper import Outcome

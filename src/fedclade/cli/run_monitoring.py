@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedclade.cli.console import new_folder, out_console, print_err, print_out
-from fedclade.cli.progress import display
 from fedclade.errors import FedcladeError, InvalidInputError, WriteError
+from fedclade.training.progress_display import display
 
 if TYPE_CHECKING:
     from fedclade.io.schemas import RoundRecord

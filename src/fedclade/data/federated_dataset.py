@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedclade.core.inputs import Inputs, samples_in, select, shape_of
 from fedclade.core.names import NO_NAMES, Names, client_number
+from fedclade.core.notebook_html import html_table
 from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.encoding import Encoding
@@ -119,6 +120,19 @@ class Clients:
             f"Clients({len(self)} of {self.dataset}, {self.partition}{groups}; describe() shows"
             " more)"
         )
+
+    def _repr_html_(self) -> str:
+        """The federation in a notebook; `describe()` has each client."""
+        rows: dict[str, object] = {"data": self.dataset, "partition": self.partition}
+        rows["clients"] = f"{len(self):,}"
+        if self.groups is not None:
+            rows["groups"] = len(torch.unique(self.groups))
+        if self.classes is not None:
+            rows["classes"] = self.classes
+        rows |= {"training samples": _spread(self.sizes), "test samples": _spread(self.test_sizes)}
+        if self.validation_sizes is not None:
+            rows["validation samples"] = _spread(self.validation_sizes)
+        return html_table("Clients", rows, ["Samples are those of a client."])
 
     @property
     def sizes_in_words(self) -> str:

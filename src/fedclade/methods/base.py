@@ -28,6 +28,7 @@ from fedclade.core.inputs import Inputs
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.losses import cross_entropy
 from fedclade.core.method_state import UNKNOWN, State
+from fedclade.core.notebook_html import html_table
 from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree, nbytes, tree_index
 from fedclade.core.torch_loss import TorchLoss
@@ -302,6 +303,17 @@ class Method(ABC, Generic[S]):
         if served is module:
             return objective
         return Objective(served, objective.example_loss, x, bf16=objective.bf16)
+
+    def _repr_html_(self) -> str:
+        """The method in a notebook: its settings, and what a client discloses."""
+        settings = {each.name: repr(getattr(self, each.name)) for each in hyperparameters(self)}
+        title = getattr(self, "title", type(self).__name__)
+        facts = {
+            "a client sends": getattr(self, "client_disclosure", ""),
+            "groups": f"it {GROUPS[self.groups]}",
+            "paper": getattr(self, "paper", ""),
+        }
+        return html_table(f"{type(self).__name__}: {title}", settings | facts)
 
     def cost_symbols(self, state: State) -> dict[str, int]:
         """The values of the letters in `upload_cost` and `download_cost` now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedclade.core.losses import LOSSES, LossName
 from fedclade.core.names import NO_NAMES, Names, client_number
+from fedclade.core.notebook_html import html_table
 from fedclade.core.pytree import Tree
 from fedclade.data.column_encoding import ColumnEncoding
 from fedclade.data.encoding import Encoding, encoding_from_json
@@ -34,7 +35,10 @@ from fedclade.training.plot_data import ClientFeatures
 from fedclade.training.prediction import PredictionKind, TaskSpec, least_loss, outputs_of
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from pandas import DataFrame
+
+    from fedclade.analysis.export import Exported
 
 
 class ClientModels(Protocol):
@@ -119,6 +123,26 @@ class Result:
             f"Result({self.summary['method']}, {self.summary['clients']} clients,"
             f" {self.summary['clusters']} groups{score})"
         )
+
+    def _repr_html_(self) -> str:
+        """The result in a notebook."""
+        summary = self.summary
+        rows: dict[str, object] = {
+            "data": f"{summary['dataset']}, {summary['partition']}",
+            "clients": f"{summary['clients']:,}",
+            "groups": summary["clusters"],
+            "rounds": summary["rounds"],
+        }
+        if summary["accuracy"] is not None:
+            rows["accuracy"] = f"{summary['accuracy']:.2f} ± {summary['accuracy_stderr']:.2f} %"
+            rows["worst tenth"] = f"{summary['accuracy_worst10']:.2f} %"
+        elif summary.get("loss") is not None:
+            rows["loss"] = f"{summary['loss']:.4f}"
+        up, down = summary["bytes_up"] / 1e6, summary["bytes_down"] / 1e6
+        rows |= {"MB up, down": f"{up:.1f}, {down:.1f}", "seconds": f"{summary['seconds']:.1f}"}
+        if self.folder is not None:
+            rows["folder"] = self.folder
+        return html_table(f"Result of {summary['method']}", rows)
 
     def model_of(self, client: int | str) -> nn.Module:
         """The model that a client uses: a plain module in evaluation mode, ready to predict.
@@ -248,6 +272,38 @@ class Result:
         from fedclade.analysis import report
 
         return report.write_report(self, out)
+
+    def plot(self, figure: str | None = None) -> Figure:
+        """Draw a figure of the report with matplotlib; a notebook shows it.
+
+        Args:
+            figure: The name of the figure; None for the first. An unknown name is an error that
+                lists those of this run.
+
+        Returns:
+            The figure, for `savefig` or more drawing.
+        """
+        from fedclade.analysis.report import draw_figure
+
+        return draw_figure(self, figure)
+
+    def export(
+        self,
+        out: str | os.PathLike[str] | None = None,
+        formats: Sequence[str] = ("safetensors", "onnx"),
+    ) -> Exported:
+        """Write every model with a model card, as `fc.export` does; for a run with a folder.
+
+        Args:
+            out: The folder to write, new or empty; None for export/ in the run's folder.
+            formats: Any of "safetensors" and "onnx".
+
+        Returns:
+            The folder, the model cards, and what could not be written.
+        """
+        from fedclade.analysis.export import export
+
+        return export(self, out, formats)
 
     def write_for_report(self, folder: Path) -> None:
         """Write what a report reads into this new folder, for a run that wrote no folder."""

@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -26,10 +27,15 @@ from fedclade.data.federated_dataset import Clients
 from fedclade.engines.base import Engine
 from fedclade.engines.profiler import Profile
 from fedclade.engines.simulator import Precision, Simulator
-from fedclade.errors import DifferentExperimentError, InvalidInputError
+from fedclade.errors import (
+    DifferentExperimentError,
+    FedcladeError,
+    FedcladeWarning,
+    InvalidInputError,
+)
 from fedclade.io.checkpoint import Checkpoint
 from fedclade.io.run_dir import RunDirectory, resumable
-from fedclade.io.schemas import LrSearch, Summary
+from fedclade.io.schemas import LrSearch, RoundRecord, Summary
 from fedclade.methods.base import Method
 from fedclade.models import ModelSpec
 from fedclade.models.transformers import adapter_description
@@ -65,6 +71,7 @@ from fedclade.training.lr_search import search_lr
 from fedclade.training.output_metrics import UserMetrics
 from fedclade.training.personal_layer import PersonalConfig, with_neighbors
 from fedclade.training.prediction import TaskSpec
+from fedclade.training.progress_display import user_display
 from fedclade.training.result import ReportInputs, Result, load, untrained, write_outcome
 from fedclade.training.round_costs import Counters
 from fedclade.training.run_fingerprint import difference
@@ -122,6 +129,8 @@ def run(
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
     on_round: OnRound | None = None,
+    progress: bool = False,
+    report: bool = True,
 ) -> Result:
     """Train `method` on `clients` and evaluate every client.
 
@@ -196,11 +205,21 @@ def run(
         resume: Whether to continue the run in `out`.
         on_round: A function that gets each round's row of the history; the run stops if it returns
             True.
+        progress: Whether to show a bar, in a notebook or on a terminal; lines on stderr elsewhere.
+        report: Whether to write report.html into `out` at the end.
 
     Returns:
         The summary, the history, the group of each client and the clients' models.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters()
+        >>> clients = fc.data.partition(digits, scheme, clients=20, seed=0)
+        >>> result = fc.run(fc.Clade(), clients, fc.models.MLP(64), rounds=5)
+        >>> result.summary["rounds"]
+        5
     """
-    return TrainingRun(
+    training_run = TrainingRun(
         method,
         clients,
         model,
@@ -257,7 +276,36 @@ def run(
         augment=augment,
         personal=_settings(PersonalConfig, "personal", personal),
         privacy=_settings(PrivacyConfig, "privacy", privacy),
-    ).run(out, resume, on_round)
+    )
+    with _shown(training_run, on_round, progress) as after_round:
+        result = training_run.run(out, resume, after_round)
+    if result.folder is not None and report and not result.already_finished:
+        _write_report(result, result.folder / "report.html")
+    return result
+
+
+@contextmanager
+def _shown(run: TrainingRun, on_round: OnRound | None, progress: bool) -> Iterator[OnRound | None]:
+    """The function of each round, which also shows the progress of the run."""
+    if not progress:
+        yield on_round
+        return
+    with user_display(run.method.name, run.settings.rounds) as display:
+
+        def after_round(row: RoundRecord) -> bool | None:
+            display.after_round(row)
+            return on_round(row) if on_round is not None else None
+
+        yield after_round
+
+
+def _write_report(result: Result, path: Path) -> None:
+    """Write the page. If that fails, warn: the run itself is complete."""
+    try:
+        result.report(path)
+    except (FedcladeError, OSError) as error:
+        message = f"the report could not be written ({error})."
+        warnings.warn(FedcladeWarning(message, str(path)), stacklevel=3)
 
 
 C = TypeVar("C", LocalConfig, TrainingConfig, ServerConfig, PersonalConfig, PrivacyConfig)

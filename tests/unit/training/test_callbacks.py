@@ -9,13 +9,13 @@ from typing import Any, cast
 import pytest
 
 import fedclade as fc
-from fedclade.cli.progress import display
 from fedclade.data import Clients
 from fedclade.integrations.tensorboard import Tracker
 from fedclade.io.schemas import RoundRecord
 from fedclade.training.callbacks import Callback, CallFunction
 from fedclade.training.graceful_interrupt import Interrupt
 from fedclade.training.loop import Progress
+from fedclade.training.progress_display import display
 
 
 def test_files_are_written_before_the_users_function_is_called(

@@ -41,6 +41,7 @@ from fedclade.analysis.diagnose.spread import Spread, measure_spread
 from fedclade.core.functional_model import Objective
 from fedclade.core.inputs import as_inputs, map_inputs
 from fedclade.core.losses import LOSSES, REGRESSION, ExampleLoss, LossName
+from fedclade.core.notebook_html import html_table
 from fedclade.core.rng import fold_in
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
@@ -118,6 +119,16 @@ class Diagnosis:
 
     def __str__(self) -> str:
         return "\n".join(self.sentences())
+
+    def _repr_html_(self) -> str:
+        """The diagnosis in a notebook."""
+        title = f"Diagnosis: {self.kind}"
+        rows = {
+            "confidence": f"{100 * self.sure:.0f} %",
+            "groups": "none found" if self.groups is None else self.groups,
+            "recommended": self.advice.method,
+        }
+        return html_table(title, rows, self.sentences())
 
     def to_json(self) -> dict[str, Any]:
         content = {

@@ -11,16 +11,19 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from fedclade.analysis.report.html import page
 from fedclade.analysis.report.page_data import collect
-from fedclade.errors import InvalidInputError
+from fedclade.errors import InvalidInputError, nearest
 from fedclade.io.atomic import write_text
 from fedclade.io.schemas import Summary
 from fedclade.training.result import Result
 
-__all__ = ["collect", "page", "write_figures", "write_report"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["collect", "draw_figure", "page", "write_figures", "write_report"]
 
 ReportSource: TypeAlias = Result | str | os.PathLike[str]
 """A result, or the folder of a run, comparison or diagnosis."""
@@ -68,6 +71,30 @@ def write_figures(
     with _folders(runs) as folders:
         data = collect(folders)
     return draw(data, Path(out), formats)
+
+
+def draw_figure(runs: ReportSource | Sequence[ReportSource], name: str | None = None) -> Figure:
+    """One figure of the report of one or more runs, drawn with matplotlib.
+
+    Args:
+        runs: as in `write_report`.
+        name: the name of the figure; None for the first.
+
+    Returns:
+        The figure.
+    """
+    # A notebook shows figures once pyplot is imported.
+    import matplotlib.pyplot  # noqa: F401
+
+    from fedclade.analysis.report.paper_figures import figures
+
+    with _folders(runs) as folders:
+        drawn = dict(figures(collect(folders)))
+    if not drawn:
+        raise InvalidInputError("figure: there is nothing to draw yet.", "figure")
+    if name is not None and name not in drawn:
+        raise InvalidInputError(f"figure = '{name}': unknown.{nearest(name, drawn)}", "figure")
+    return drawn[name] if name is not None else next(iter(drawn.values()))
 
 
 @contextmanager

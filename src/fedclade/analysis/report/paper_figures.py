@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def draw(data: dict[str, Any], out: Path, formats: Sequence[str]) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     with matplotlib.rc_context(_STYLE):
-        for name, figure in _figures(data):
+        for name, figure in figures(data):
             for kind in formats:
                 path = out / f"{name}.{kind}"
                 figure.savefig(path, metadata=_METADATA[kind], bbox_inches="tight")
@@ -63,21 +63,30 @@ def draw(data: dict[str, Any], out: Path, formats: Sequence[str]) -> list[Path]:
     return written
 
 
-def _figures(data: dict[str, Any]) -> list[tuple[str, Figure]]:
-    """The figures of the comparison, of the diagnoses and of each run, with their names."""
+def figures(data: dict[str, Any]) -> list[tuple[str, Figure]]:
+    """The figures of the comparison, of the diagnoses and of each run, with their names.
+
+    Args:
+        data: the content of a report, from `page_data.collect`.
+    """
+    with matplotlib.rc_context(_STYLE):
+        return list(_each(data))
+
+
+def _each(data: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
     described = list(data["figures"].items())
     for diagnosis in data["diagnoses"]:
         described += [
             (f"diagnosis-{name}", figure) for name, figure in diagnosis["figures"].items()
         ]
-    figures = [(name, _drawn(figure, {})) for name, figure in described]
+    for name, figure in described:
+        yield name, _drawn(figure, {})
     for run in data["runs"]:
         prefix = (
             f"{re.sub(r'[^A-Za-z0-9._-]+', '-', run['name'])}-" if len(data["runs"]) > 1 else ""
         )
         for name, figure in run["figures"].items():
-            figures.append((f"{prefix}{name}", _drawn(figure, run["colors"])))
-    return figures
+            yield f"{prefix}{name}", _drawn(figure, run["colors"])
 
 
 def _drawn(figure: dict[str, Any], colors: Mapping[int, int]) -> Figure:

@@ -41,6 +41,7 @@ def train(method: Any, clients: Clients, out: Path, rounds: int = 4, **options: 
         out=out,
         threads=1,
         **options,
+        report=False,
     )
     return out
 
