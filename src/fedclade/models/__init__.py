@@ -4,7 +4,7 @@
 
 from fedclade.models.autoencoder import Autoencoder, ConvAutoencoder, ResidualAutoencoder
 from fedclade.models.base import ModelSpec
-from fedclade.models.cnn import CNN, CflCNN, GmccCNN, LeafCNN, LeNet5, SmallCNN
+from fedclade.models.cnn import CNN, CflCNN, GmccCNN, LeafCNN, LeNet5, PflCNN, SmallCNN
 from fedclade.models.mlp import MLP, Logistic
 from fedclade.models.recurrent import BiLstmTagger, LstmLanguageModel
 from fedclade.models.resnet import ResNet9
@@ -19,6 +19,7 @@ _SPECS: tuple[type[ModelSpec], ...] = (
     CflCNN,
     GmccCNN,
     CNN,
+    PflCNN,
     ResNet9,
     LstmLanguageModel,
     BiLstmTagger,
@@ -46,6 +47,7 @@ __all__ = [
     "Logistic",
     "LstmLanguageModel",
     "ModelSpec",
+    "PflCNN",
     "ResNet9",
     "ResidualAutoencoder",
     "SmallCNN",

@@ -262,6 +262,47 @@ class GmccCNN:
         )
 
 
+@dataclass(frozen=True)
+class PflCNN:
+    """The CNN of pfl-research's benchmark on CIFAR-10 (arXiv 2404.06430), with Glorot's initial
+    weights.
+
+    It has 1,626,442 parameters on (3, 32, 32) with 10 classes.
+
+    Args:
+        dropout: whether a quarter of the units after the pooling and half of those before the last
+            layer are dropped.
+    """
+
+    name: ClassVar[str] = "pfl_cnn"
+    dropout: bool = True
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module for samples of `shape` (without a batch axis) and `classes` outputs."""
+        check_image("PflCNN", shape, least=6)
+        check_classes(classes)
+        side = [(length - 4) // 2 for length in shape[1:]]
+        module = chain(
+            conv1=nn.Conv2d(shape[0], 32, 3),
+            relu1=nn.ReLU(),
+            conv2=nn.Conv2d(32, 64, 3),
+            relu2=nn.ReLU(),
+            pool=nn.MaxPool2d(2),
+            dropout1=dropout(0.25 * self.dropout),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(64 * side[0] * side[1], 128),
+            relu3=nn.ReLU(),
+            dropout2=dropout(0.5 * self.dropout),
+            fc2=nn.Linear(128, classes),
+        )
+        for layer in module:
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                nn.init.xavier_uniform_(layer.weight)
+                assert layer.bias is not None
+                nn.init.zeros_(layer.bias)
+        return module
+
+
 def _pixels_left(model: str, shape: tuple[int, ...], padding: int = 0) -> int:
     """The pixels of one feature map after two 5x5 convolutions and poolings. Raises an error for
     images that are too small.

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from fedclade.errors import InvalidInputError
-from fedclade.models import CNN, CflCNN, GmccCNN, LeafCNN, LeNet5, SmallCNN
+from fedclade.models import CNN, CflCNN, GmccCNN, LeafCNN, LeNet5, PflCNN, SmallCNN
 
-Spec = CNN | CflCNN | GmccCNN | LeafCNN | LeNet5 | SmallCNN
+Spec = CNN | CflCNN | GmccCNN | LeafCNN | LeNet5 | PflCNN | SmallCNN
 
 
 def size(module: nn.Module) -> int:
@@ -25,6 +25,8 @@ def size(module: nn.Module) -> int:
         (LeNet5(), (3, 32, 32), 10, 62_006),
         (LeNet5(), (1, 28, 28), 10, 44_426),
         (GmccCNN(), (1, 28, 28), 62, 486_654),
+        (PflCNN(), (3, 32, 32), 10, 1_626_442),
+        (PflCNN(dropout=False), (3, 32, 32), 10, 1_626_442),
         (GmccCNN(dropout=0), (1, 28, 28), 62, 486_654),
         (CflCNN(), (3, 32, 32), 10, 188_810),  # the paper gives no number
         (CNN(), (1, 28, 28), 10, 582_026),
