@@ -198,10 +198,9 @@ def ordered_results(
     """
     place = torch.cat([*places, torch.empty(0, dtype=torch.int64)])
     order = place.argsort()
-    ordered: Tree = {}
-    if outputs and outputs[0]:
-        joined = concatenate(outputs)
-        ordered = tree_index(joined, order.to(next(iter(joined.values())).device))
+    ordered = concatenate(outputs) if outputs and outputs[0] else {}
+    if ordered and not torch.equal(order, torch.arange(len(order))):
+        ordered = tree_index(ordered, order.to(next(iter(ordered.values())).device))
     failures = sorted(failures, key=lambda failure: failure.client)
     if total is None:
         return ClientResults(ids[place[order]], ordered, failures=failures)

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedclade.core.federation import Failure, ModelAssignment, SegmentSum
 from fedclade.core.output_metric import AnyMetric
 from fedclade.core.program import AnyProgram
 from fedclade.core.program_serialization import NodeContext, from_spec
-from fedclade.core.pytree import Tree, concatenate
+from fedclade.core.pytree import Tree
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.accumulator import Accumulator
 from fedclade.engines.base import EvalRequest, Split, Traffic
@@ -129,10 +128,9 @@ class ShardWorker:
             reduce=reduce,
         )
         after = self.simulator.traffic
-        outputs = [reply for reply in collected.outputs if reply]
         return PartialResults(
-            torch.cat([*collected.places, torch.empty(0, dtype=torch.int64)]),
-            concatenate(outputs) if outputs else {},
+            collected.places,
+            collected.outputs,
             None if collected.total is None else collected.total.without_empty_segments(),
             [
                 replace(failure, client=int(self.ids[failure.client]))
