@@ -253,6 +253,9 @@ class TrainingConfig:
         clients_per_round: The cohort: a float is a fraction of the clients, an int their number.
         seed: The seed of all random numbers.
         eval_every: The number of rounds between evaluations; 0 for the end only.
+        eval_clients: The clients that evaluations before the last one measure: a float is a
+            fraction, an int their number. They are the same in every round. The last evaluation
+            measures all clients.
         checkpoint_every: The number of rounds between checkpoints; 0 for the end only.
         max_rejections: A client is blocked after this number of rejected replies; 0 for never.
         patience: Stop after this number of evaluations without a better loss on validation data;
@@ -272,20 +275,23 @@ class TrainingConfig:
     patience: int = 0
     select: Select = "last"
     metrics: tuple[MetricName, ...] = ()
+    eval_clients: int | float = 1.0
 
     def __post_init__(self) -> None:
         _with_python_numbers(self)
         require_int("run.rounds", self.rounds, 1, _MAX_COUNT)
-        share = (
-            isinstance(self.clients_per_round, float | np.floating)
-            and 0 < self.clients_per_round <= 1
-        )
-        require(
-            share or is_int(self.clients_per_round, 1, _MAX_COUNT),
-            "run.clients_per_round",
-            self.clients_per_round,
-            "must be a share above 0.0 and at most 1.0, or a whole number of clients of at least 1",
-        )
+        for field, size in (
+            ("run.clients_per_round", self.clients_per_round),
+            ("run.eval_clients", self.eval_clients),
+        ):
+            is_share = isinstance(size, float | np.floating) and 0 < size <= 1
+            require(
+                is_share or is_int(size, 1, _MAX_COUNT),
+                field,
+                size,
+                "must be a share above 0.0 and at most 1.0, or a whole number of clients of at"
+                " least 1",
+            )
         require_int("run.seed", self.seed, 0, _MAX_COUNT)
         require_int("run.eval_every", self.eval_every, 0, _MAX_COUNT, "0 for the end only")
         require_int(
@@ -322,16 +328,25 @@ class TrainingConfig:
 
     def cohort_size(self, clients: int) -> int:
         """The number of clients in a round's cohort."""
-        if isinstance(self.clients_per_round, float | np.floating):
-            return max(1, round(self.clients_per_round * clients))
-        allowed = f"there are {clients} clients; use at most that number, or a fraction such as 0.2"
-        require(
-            self.clients_per_round <= clients,
-            "run.clients_per_round",
-            self.clients_per_round,
-            allowed,
-        )
-        return int(self.clients_per_round)
+        return _number_of("run.clients_per_round", self.clients_per_round, clients)
+
+    def evaluation_size(self, clients: int) -> int:
+        """The number of clients that an evaluation before the last one measures."""
+        return _number_of("run.eval_clients", self.eval_clients, clients)
+
+    @property
+    def samples_evaluation(self) -> bool:
+        """Whether evaluations before the last one measure a sample of the clients."""
+        return self.eval_clients != 1.0 or isinstance(self.eval_clients, int)
+
+
+def _number_of(field: str, size: int | float, clients: int) -> int:
+    """A number of clients that is given as such, or as a share of all."""
+    if isinstance(size, float | np.floating):
+        return max(1, round(size * clients))
+    allowed = f"there are {clients} clients; use at most that number, or a fraction such as 0.2"
+    require(size <= clients, field, size, allowed)
+    return int(size)
 
 
 @dataclass(frozen=True)

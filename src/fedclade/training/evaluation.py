@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, cast
@@ -16,16 +17,20 @@ from fedclade.core.losses import cross_entropy
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.output_metric import OutputMetric
 from fedclade.core.program import AnyProgram
-from fedclade.core.pytree import Tree
+from fedclade.core.pytree import Tree, nbytes
 from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.base import Delivery, Engine, EvalRequest, Traffic
+from fedclade.errors import FedcladeWarning
 from fedclade.io.schemas import RoundRecord, Stopped, Summary
 from fedclade.privacy.budget import in_words
 from fedclade.training import metrics
-from fedclade.training.client_sampling import blocked_clients, exclude_blocked
+from fedclade.training.client_sampling import blocked_clients, cohort_of, exclude_blocked
 from fedclade.training.result import FinalModels
 from fedclade.training.setup import RunSetup
+
+MOST_PERSONAL_BYTES = 4 << 30
+"""The bytes of all clients' personal models up to which a run stores them."""
 
 
 class Evaluation(NamedTuple):
@@ -39,6 +44,10 @@ class Evaluation(NamedTuple):
     personalize: AnyProgram | None
     key: int
     traffic: Traffic  # of the choice of the personal layer
+
+    def test_samples(self, clients: ClientMetadata) -> int:
+        """The number of distinct test samples of the evaluated clients, at most."""
+        return min(clients.test_samples, int(clients.test_sizes[self.ids].sum()))
 
     def push_final_models(self, engine: Engine) -> None:
         """Send every client its model."""
@@ -76,7 +85,8 @@ def _evaluate(
     is_final: bool,
 ) -> Evaluation:
     method, engine = setup.method_for(round_number), setup.engine
-    state, ids = _with_clusters(setup, clients, state, round_number, history)
+    chosen = evaluated_clients(setup, len(clients), is_final)
+    state, ids = _with_clusters(setup, clients, chosen, state, round_number, history)
     key = fold_in(setup.training.seed, "evaluate", round_number)
     assignment = method.assign_models(served_state(state), ids)
     assignment = setup.own_batch_norm.assignment(assignment)
@@ -105,7 +115,7 @@ def _evaluate(
     assignment = setup.layer.assignment(setup.sums, method, assignment, ids, key)
     traffic = Traffic(engine.traffic.up - before.up, engine.traffic.down - before.down)
     personalize = setup.layer.program(method)
-    if is_final and engine.holds_clients and len(ids):  # once, for the evaluation and the result
+    if is_final and len(ids) and _fit_in_memory(setup, ids):  # once, for evaluation and result
         models = engine.models_of(assignment, ids, personalize, key)
         assignment, personalize = ModelAssignment(models, torch.arange(len(ids))), None
     layered = EvalRequest(setup.served, setup.metrics, "test", personalize)
@@ -134,25 +144,40 @@ def _columns(
     return values
 
 
+def evaluated_clients(setup: RunSetup, clients: int, is_final: bool) -> Tensor:
+    """The clients that an evaluation measures. The sample is the same in every round, so that
+    rounds can be compared.
+
+    Args:
+        setup: the setup of the run.
+        clients: the number of all clients.
+        is_final: whether these are the final models; then all clients are measured.
+    """
+    if is_final or not setup.training.samples_evaluation:
+        return torch.arange(clients)
+    size = setup.training.evaluation_size(clients)
+    return cohort_of(fold_in(setup.training.seed, "evaluated"), clients, size)
+
+
 def _with_clusters(
     setup: RunSetup,
     clients: ClientMetadata,
+    chosen: Tensor,
     state: State,
     round_number: int,
     history: Sequence[RoundRecord],
 ) -> tuple[State, Tensor]:
-    """The state, and the clients that have a model. Clients without a cluster get one for this
-    evaluation only.
+    """The state, and those of the chosen clients that have a model. Clients without a cluster get
+    one for this evaluation only.
     """
-    everyone = torch.arange(len(clients))
     method = setup.method_for(round_number)
-    unknown = everyone[state.cluster_ids == UNKNOWN]
+    unknown = chosen[state.cluster_ids[chosen] == UNKNOWN]
     unknown = exclude_blocked(unknown, len(clients), history, setup.training.max_rejections)
     if len(unknown):
         key = fold_in(setup.training.seed, "serve", round_number)
         state = method.add_clients(setup.federation, state, unknown, key)
         setup.engine.client_state.rollback()
-    return state, everyone[state.cluster_ids != UNKNOWN]
+    return state, chosen[state.cluster_ids[chosen] != UNKNOWN]
 
 
 def _with_affix(metric: str, affix: str) -> str:
@@ -167,7 +192,8 @@ def final_models(setup: RunSetup, evaluation: Evaluation) -> FinalModels:
     assignment, ids, personalize = evaluation.assignment, evaluation.ids, evaluation.personalize
     models, rows = assignment.models, assignment.model_ids.cpu()
     are_personal = bool(assignment.local_params) or personalize is not None
-    if are_personal and setup.engine.holds_clients:
+    can_collect = _fit_in_memory(setup, ids)
+    if are_personal and can_collect:
         models = setup.engine.models_of(assignment, ids, personalize, evaluation.key)
         rows = torch.arange(len(ids))
     elif are_personal:
@@ -176,16 +202,33 @@ def final_models(setup: RunSetup, evaluation: Evaluation) -> FinalModels:
     model_ids = torch.full((clients,), -1, dtype=torch.int64)
     model_ids[ids] = rows
     kept_by_client = torch.zeros(clients, dtype=torch.bool)
-    kept_by_client[ids] = are_personal and not setup.engine.holds_clients
+    kept_by_client[ids] = are_personal and not can_collect
+    if are_personal and setup.engine.holds_clients and not can_collect:
+        _warn_of_missing_models(setup, len(ids))
     # What a client needs to make its model, but not to use it, stays out.
     on_cpu = {
         name: value.detach().cpu() for name, value in models.items() if name in setup.served.names
     }
     shared: Tree = {}
     is_personal = are_personal or setup.layer is not None
-    if setup.served is not setup.objective and is_personal and setup.engine.holds_clients:
+    if setup.served is not setup.objective and is_personal and can_collect:
         on_cpu, shared = _split_shared(on_cpu)
     return FinalModels(on_cpu, model_ids, kept_by_client, shared)
+
+
+def _fit_in_memory(setup: RunSetup, ids: Tensor) -> bool:
+    """Whether this process can have a model of its own for each of these clients."""
+    size = len(ids) * nbytes(setup.served.params())
+    return setup.engine.holds_clients and size <= MOST_PERSONAL_BYTES
+
+
+def _warn_of_missing_models(setup: RunSetup, clients: int) -> None:
+    size = clients * nbytes(setup.served.params()) / 1e9
+    message = (
+        f"model: the personal models of {clients:,} clients have {size:,.0f} GB, so they are not"
+        " stored. They were evaluated; the models of the groups are stored."
+    )
+    warnings.warn(FedcladeWarning(message, "model"), stacklevel=2)
 
 
 def _split_shared(models: Tree) -> tuple[Tree, Tree]:

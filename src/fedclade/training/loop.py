@@ -170,7 +170,8 @@ def train(
         if number == setup.training.rounds:
             progress.stopped = None  # nothing was left to stop
         elif progress.stopped is not None:
-            if not is_evaluated or setup.layer is not None:
+            is_partial = setup.layer is not None or setup.training.samples_evaluation
+            if not is_evaluated or is_partial:
                 evaluation = _evaluate_round(setup, progress, row, counters, is_last=True)
                 row["seconds"] = counters.seconds()
             break
@@ -190,7 +191,7 @@ def _evaluate_round(
     row["failures"] += counters.failures(setup.engine)
     row["bytes_up"] += evaluation.traffic.up
     row["bytes_down"] += evaluation.traffic.down
-    row |= metrics.summary_of(evaluation.values, progress.clients.test_samples)
+    row |= metrics.summary_of(evaluation.values, evaluation.test_samples(progress.clients))
     row |= metrics.by_cluster(evaluation.values, state.cluster_ids)
     loss = row.get("validation_loss")
     best = progress.best.loss if progress.best is not None else None

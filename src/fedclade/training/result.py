@@ -65,8 +65,8 @@ class FinalModels:
     def weights_of(self, client: int) -> Tree | None:
         if self.kept_by_client[client]:
             raise InvalidInputError(
-                "model: these clients have personal models, which stay with them; each site has"
-                " them on its disk.",
+                "model: these clients have personal models, which the run has not stored: each site"
+                " has them on its disk, or they are too large together.",
                 "model",
             )
         row = int(self.model_ids[client])

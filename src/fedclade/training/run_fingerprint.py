@@ -20,6 +20,7 @@ _FREE = (
     ("data", "path"),
     ("run", "rounds"),
     ("run", "eval_every"),
+    ("run", "eval_clients"),
     ("run", "checkpoint_every"),
     ("run", "patience"),
     ("run", "metrics"),

@@ -107,6 +107,7 @@ def run(
     augment: Augment | None = None,
     seed: int | None = None,
     eval_every: int | None = None,
+    eval_clients: int | float | None = None,
     checkpoint_every: int | None = None,
     max_rejections: int | None = None,
     patience: int | None = None,
@@ -175,6 +176,8 @@ def run(
             starts from the seed; None for none.
         seed: The seed of all random numbers; 0 by default.
         eval_every: The number of rounds between evaluations; 0 for the end only; 10 by default.
+        eval_clients: The clients that evaluations before the last one measure, a fraction or a
+            number; 1.0 by default.
         checkpoint_every: The number of rounds between checkpoints; 0 for the end only; 10 by
             default.
         max_rejections: A client is blocked after this number of rejected replies; 0 for never; 3
@@ -252,6 +255,7 @@ def run(
             clients_per_round=clients_per_round,
             seed=seed,
             eval_every=eval_every,
+            eval_clients=eval_clients,
             checkpoint_every=checkpoint_every,
             max_rejections=max_rejections,
             patience=patience,

@@ -216,6 +216,7 @@ def prepare(run: TrainingRun, state_folder: Path | None = None) -> RunSetup:
     metadata = engine.client_metadata()
     require(len(metadata) > 0, "clients", 0, "there must be at least one")
     run.settings.cohort_size(len(metadata))
+    run.settings.evaluation_size(len(metadata))
     if is_int(run.settings.clients_per_round, 1, 1) and len(metadata) > 1:
         _warn_of_one_client(len(metadata))
     _require_validation(run.settings, metadata)
