@@ -16,6 +16,7 @@ from fedclade.core.program_serialization import NodeContext
 from fedclade.data import Clients
 from fedclade.errors import FedcladeError, InvalidInputError
 from fedclade.io.schemas import RoundRecord
+from fedclade.methods import METHODS
 from fedclade.privacy.budget import FILE
 from fedclade.training.config import EngineConfig, LocalConfig, PrivacyConfig, TrainingConfig
 from fedclade.training.runner import TrainingRun
@@ -148,6 +149,8 @@ def test_an_adaptive_clip_is_in_the_history(small_digits: Clients) -> None:
         ({"method": fc.CladeGroups(recluster_every=2)}, "by without noise"),
         ({"method": fc.Local()}, "method local sends nothing"),
         ({"method": fc.FedNova()}, "use scaffold or fedavg"),
+        ({"method": METHODS["feddbe"](kappa=1.0)}, "set method.kappa = 0"),
+        ({"method": METHODS["pfedgraph"]()}, "method pfedgraph needs the model of each client"),
         ({"method": fc.SCAFFOLD()}, "method.weights = 'clients'"),
         ({"method": fc.IFCA(num_restarts=2)}, "method.num_restarts = 1"),
         ({"method": fc.FedEM(fedrc=True)}, "method.fedrc = false"),

@@ -17,6 +17,7 @@ from fedclade.data import Clients
 from fedclade.engines.accumulator import Accumulator
 from fedclade.engines.reply_validation import too_large_to_add
 from fedclade.errors import FedcladeError, InvalidInputError
+from fedclade.methods import METHODS as METHOD_CLASSES
 from fedclade.methods.base import Method
 from fedclade.privacy.secure_sum_federation import SecureSumFederation
 from fedclade.training.config import PrivacyConfig
@@ -34,6 +35,8 @@ METHODS: dict[str, Method] = {
     "clade": fc.Clade(),
     "pca_hc": fc.PCAHC(clusters=2),
     "pacfl": fc.PACFL(),
+    "feddbe": METHOD_CLASSES["feddbe"](kappa=1.0),
+    "flux": METHOD_CLASSES["flux"](),
     "oracle": fc.Oracle(),
 }
 

@@ -18,6 +18,7 @@ from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import State
 from fedclade.core.pytree import Tree, stack
 from fedclade.data import Clients
+from fedclade.engines.remote.federation import RemoteFederation
 from fedclade.engines.remote.messages import Message
 from fedclade.engines.remote.node import Node
 from fedclade.engines.remote.secure_node import SecureNode
@@ -324,8 +325,14 @@ def test_a_malformed_message_is_refused(small_digits: Clients) -> None:
 _NOT_READ = {"state_lost", "has_client_state", "party"}
 
 
-def test_local_ids(small_digits: Clients) -> None:
-    """The clients of a cohort may be any, in any order of nodes."""
+def test_a_simulation_on_nodes_has_no_secure_sums(small_digits: Clients) -> None:
+    run = secure_run(fc.FedAvg(), small_digits, "remote", nodes=2)
+    assert run.fed.has_secure_sums
+    simulated = RemoteFederation(transport(run), {}, metadata=small_digits.metadata)
+    assert not simulated.has_secure_sums
+
+
+def test_a_cohort_may_be_any_clients_of_the_nodes(small_digits: Clients) -> None:
     run = secure_run(fc.FedAvg(), small_digits, "remote", nodes=3)
     simulated = secure_run(fc.FedAvg(), small_digits, "simulator")
     cohort: Tensor = torch.tensor([0, 4, 5, 9, 13, 19])
