@@ -189,6 +189,7 @@ def test_settings_out_of_range_are_refused(field: str, value: object) -> None:
 
 def on_nodes(clients: Clients, out: Path) -> fc.Result:
     """A run on two nodes in this process, whose randomness is secret."""
+    torch.manual_seed(0)
     module = fc.models.MLP(8).build(clients.shape or (), clients.classes)
     fed = InProcessFederation(clients, NodeContext(Objective(module)))
     return TrainingRun(

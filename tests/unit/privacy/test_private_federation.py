@@ -155,6 +155,21 @@ def test_without_noise_and_clipping_it_is_fedavg_with_equal_weights(ragged: Clie
         torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=1e-5)
 
 
+def test_models_have_the_noise_that_is_charged(ragged: Clients) -> None:
+    everyone, noise = torch.arange(len(ragged)), 3.0
+    without, with_noise = (PrivateRun(fc.FedAvg(), ragged) for _ in range(2))
+    budget = PrivacyBudget(1e9, 1e-5, noise, CLIP, 1, True)
+    with_noise.view, with_noise.budget = PrivateFederation(with_noise.fed, budget), budget  # type: ignore[assignment]
+    states = [run.private_round(run.init(), 1, everyone) for run in (without, with_noise)]
+    difference = torch.cat(
+        [(states[1].models[name] - value).flatten() for name, value in states[0].models.items()]
+    )
+    # The sum of the changes is divided by the expected number of clients.
+    expected = noise * CLIP / len(ragged)
+    assert float(difference.std()) == pytest.approx(expected, rel=0.2)
+    assert float(difference.mean().abs()) < expected
+
+
 def test_nobody_in_the_cohort_is_noise_and_nothing_else(ragged: Clients) -> None:
     for method in (fc.FedAvg(), fc.SCAFFOLD(weights="clients"), fc.IFCA(clusters=2)):
         run = PrivateRun(method, ragged)
