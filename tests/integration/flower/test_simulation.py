@@ -71,8 +71,7 @@ def test_flower_and_simulator_give_the_same_results(method: str, tmp_path: Path)
 @pytest.mark.slow
 def test_names_of_a_table_stay(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow (fedclade[tables]) is not installed")
-    settings = ("--set", "method.name=clade", "--set", "run.rounds=2")
-    settings += ("--set", "personal.layer=none")  # else the models stay at the nodes
+    settings = ("--set", "method.name=clade_groups", "--set", "run.rounds=2")
     for engine, folder in (("simulator", "simulated"), ("flower", "flower")):
         nodes = ("--nodes", "2") if engine == "flower" else ()
         done = run(tmp_path / folder, "--engine", engine, *nodes, *settings, experiment="hospitals")
