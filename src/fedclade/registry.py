@@ -39,6 +39,16 @@ def register(kind: Kind, name: str) -> Callable[[T], T]:
     Args:
         kind: "method", "dataset", "model" or "partition".
         name: The name in experiment files and on the command line. Names of fedclade are reserved.
+
+    Example:
+        >>> import fedclade as fc
+        >>> @fc.register("dataset", "half_digits")
+        ... def half_digits():
+        ...     digits = fc.data.load("digits")
+        ...     few = digits.y_train < 5
+        ...     return fc.data.dataset(digits.x_train[few], digits.y_train[few])
+        >>> fc.data.load("half_digits").classes
+        5
     """
     if kind not in REGISTRY:
         raise InvalidInputError(

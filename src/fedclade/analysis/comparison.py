@@ -48,6 +48,13 @@ class Comparison:
         results: The results of each method, one for each seed.
         differences: Which differences between methods are significant.
         folder: The folder of the runs; None if nothing was written.
+
+    Example:
+        >>> import fedclade as fc
+        >>> clients = fc.data.partition(fc.data.load("digits"), fc.data.Iid(), clients=4)
+        >>> comparison = fc.compare(["fedavg", "local"], clients, fc.models.MLP(8), rounds=1)
+        >>> list(comparison.results)
+        ['fedavg', 'local']
     """
 
     rows: list[dict[str, Any]]

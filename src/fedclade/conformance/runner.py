@@ -48,6 +48,11 @@ def check_method(method: Method | type[Method]) -> list[CheckResult]:
 
     Raises:
         ConformanceError: the method fails one check or more. The message has a line for each.
+
+    Example:
+        >>> import fedclade as fc
+        >>> fc.check_method(fc.FedAvg())[0].status  # doctest: +SKIP
+        'pass'
     """
     results = list(run_checks(method))
     failed = [result for result in results if result.status == "FAIL"]

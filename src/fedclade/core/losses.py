@@ -21,6 +21,19 @@ LossName: TypeAlias = Literal["cross_entropy", "bce", "mse", "mae", "huber"]
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
     """The default loss, one value per example. For a sequence of labels it is the mean over its
     positions.
+
+    Args:
+        outputs: the outputs of a model, one for each class.
+        y: the labels.
+
+    Returns:
+        One value for each example.
+
+    Example:
+        >>> import torch
+        >>> import fedclade as fc
+        >>> fc.cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3])).shape
+        torch.Size([2])
     """
     if y.ndim == 1:
         return F.cross_entropy(outputs, y, reduction="none")
@@ -101,6 +114,19 @@ def _same_shape(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def accuracy(outputs: Tensor, y: Tensor) -> Tensor:
     """1 if the largest output is the label. For a sequence of labels it is the mean over its
     positions.
+
+    Args:
+        outputs: the outputs of a model, one for each class.
+        y: the labels.
+
+    Returns:
+        One value for each example.
+
+    Example:
+        >>> import torch
+        >>> import fedclade as fc
+        >>> fc.accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1])).tolist()
+        [1.0, 0.0]
     """
     right = (outputs.argmax(-1) == y).to(torch.float32)
     return right if y.ndim == 1 else right.flatten(1).mean(1)

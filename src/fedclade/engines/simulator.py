@@ -172,6 +172,13 @@ class Simulator:
         state_folder: where the clients' state is stored; None for memory.
         longest: the largest parts of the federation to which these clients belong; None if these
             are all.
+
+    Example:
+        >>> import fedclade as fc
+        >>> clients = fc.data.partition(fc.data.load("digits"), fc.data.Iid(), clients=4)
+        >>> fed = fc.Simulator(clients, chunk=2, threads=1)
+        >>> len(fed.sizes)
+        4
     """
 
     name = "simulator"

@@ -134,6 +134,12 @@ class Method(ABC, Generic[S]):
     - custom_aggregation: the method's own aggregation, as text. If it is set, `server.aggregator`
       must be "mean".
     - state: the class of the state.
+
+    Example:
+        >>> import fedclade as fc
+        >>> method = fc.IFCA(clusters=3)
+        >>> method.groups
+        'given'
     """
 
     name: ClassVar[str]

@@ -72,6 +72,9 @@ class Clade(CladeGroups):
         recluster_every: after this number of rounds clients move and groups split as in
             `CladeGroups`, class priors are computed again, and new candidates are compared; 0 for
             never.
+        signature_epsilon: see `CladeGroups`.
+        signature_delta: see `CladeGroups`.
+        signature_clip: see `CladeGroups`.
     """
 
     name: ClassVar[str] = "clade"

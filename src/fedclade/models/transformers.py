@@ -42,6 +42,10 @@ class LoRA:
             peft's choice for the model's architecture.
         train_head: Whether to train the classifier of a model for sequence classification too. The
             output layer of a language model stays frozen.
+
+    Example:
+        >>> import fedclade as fc
+        >>> adapter = fc.LoRA(r=4, targets=("query", "value"))
     """
 
     r: int = 8

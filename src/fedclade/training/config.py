@@ -77,6 +77,12 @@ class LocalConfig:
             weight, by the client's own counts.
         batch_norm: "average" averages BatchNorm layers like other layers; "own" keeps them at the
             client (FedBN).
+
+    Example:
+        >>> import fedclade as fc
+        >>> local = fc.LocalConfig(lr=0.05, epochs=2, momentum=0.9)
+        >>> local.lr_in_round(1, rounds=10)
+        0.05
     """
 
     lr: LearningRate = 0.1
@@ -264,6 +270,11 @@ class TrainingConfig:
             lowest loss on validation data.
         metrics: More metrics, over all outputs of a client: "auroc", "f1", "ece", "mae", "rmse",
             "r2".
+
+    Example:
+        >>> import fedclade as fc
+        >>> fc.TrainingConfig(rounds=50, clients_per_round=0.2).cohort_size(40)
+        8
     """
 
     rounds: int = 100
@@ -364,6 +375,10 @@ class ServerConfig:
             the default.
         serve: "last" serves the models of the last round; "mean" their weighted mean over the
             rounds. None for the method's own: "mean" for Clade, else "last".
+
+    Example:
+        >>> import fedclade as fc
+        >>> server = fc.ServerConfig(optimizer="fedadam", lr=0.01)
     """
 
     aggregator: Aggregator = "mean"
@@ -432,6 +447,10 @@ class PrivacyConfig:
             all clients alike.
         secure_sum: Whether the server sees only sums over clients where it needs no more.
         min_group: The least number of clients in a secure sum.
+
+    Example:
+        >>> import fedclade as fc
+        >>> privacy = fc.PrivacyConfig(epsilon=8.0, clip=1.0)
     """
 
     epsilon: float | None = None

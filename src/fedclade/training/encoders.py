@@ -121,6 +121,11 @@ def pretrain(
 
     Returns:
         The trained autoencoder, on the CPU.
+
+    Example:
+        >>> import fedclade as fc
+        >>> encoder = fc.pretrain("digits", "encoder.safetensors", epochs=1, code=4)
+        >>> method = fc.FLT(encoder="encoder.safetensors")
     """
     for name, value in (("epochs", epochs), ("batch_size", batch_size), ("code", code)):
         require_int(f"pretrain.{name}", value, 1)

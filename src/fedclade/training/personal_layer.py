@@ -50,6 +50,10 @@ class PersonalConfig:
         epochs: F.
         every: The layer is measured in evaluated rounds that are multiples of this number, and in
             the last; 0 for the last only.
+
+    Example:
+        >>> import fedclade as fc
+        >>> personal = fc.PersonalConfig("interpolate", epochs=2)
     """
 
     layer: LayerName | None = None

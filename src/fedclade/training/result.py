@@ -100,6 +100,15 @@ class Result:
         names: The names of clients, classes and features, where the data have them.
         encoding: How rows of a table, texts or images become inputs; None for other data.
         task: What the models read and predict.
+
+    Example:
+        >>> import fedclade as fc
+        >>> clients = fc.data.partition(fc.data.load("digits"), fc.data.Iid(), clients=4)
+        >>> result = fc.run(fc.FedAvg(), clients, fc.models.MLP(8), rounds=1)
+        >>> result.groups
+        {0: [0, 1, 2, 3]}
+        >>> result.predict(clients.arrays(2)[2], client=2).shape == clients.arrays(2)[3].shape
+        True
     """
 
     summary: Summary
@@ -383,6 +392,13 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Resu
     Args:
         folder: The run directory.
         model: A module of the same form, if the run trained a module of your own.
+
+    Example:
+        >>> import fedclade as fc
+        >>> clients = fc.data.partition(fc.data.load("digits"), fc.data.Iid(), clients=4)
+        >>> result = fc.run(fc.FedAvg(), clients, fc.models.MLP(8), rounds=1, out="runs/loaded")
+        >>> fc.load("runs/loaded").summary["rounds"]
+        1
     """
     path = Path(folder)
     if not path.is_dir():

@@ -83,6 +83,14 @@ class Diagnosis:
             samples.
         map: the place of each client on a map where similar clients are close; of many clients an
             even sample.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=8, seed=0)
+        >>> diagnosis = fc.diagnose(clients, fc.models.MLP(8), probe_rounds=0)
+        >>> type(diagnosis).from_json(diagnosis.to_json()).kinds == diagnosis.kinds
+        True
     """
 
     kinds: tuple[Kind, ...]
@@ -202,6 +210,13 @@ def diagnose(
 
     Returns:
         The diagnosis. Print it, or read `kinds`, `group` and `advice`.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=8, seed=0)
+        >>> fc.diagnose(clients, fc.models.MLP(8), probe_rounds=0).kind
+        'label skew'
     """
     require(
         isinstance(seed, int) and seed >= 0, "seed", seed, "must be a whole number of at least 0"

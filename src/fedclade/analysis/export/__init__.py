@@ -60,6 +60,13 @@ def export(
 
     Returns:
         The folder, the model cards, and what could not be written.
+
+    Example:
+        >>> import fedclade as fc
+        >>> clients = fc.data.partition(fc.data.load("digits"), fc.data.Iid(), clients=4)
+        >>> result = fc.run(fc.FedAvg(), clients, fc.models.MLP(8), rounds=1, out="runs/exported")
+        >>> [card["name"] for card in fc.export(result, formats=["safetensors"]).cards]
+        ['group-0']
     """
     for name in formats:
         if name not in FORMATS:

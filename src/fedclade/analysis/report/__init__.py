@@ -41,6 +41,13 @@ def write_report(runs: ReportSource | Sequence[ReportSource], out: str | os.Path
 
     Returns:
         The path of the file.
+
+    Example:
+        >>> import fedclade as fc
+        >>> clients = fc.data.partition(fc.data.load("digits"), fc.data.Iid(), clients=4)
+        >>> result = fc.run(fc.FedAvg(), clients, fc.models.MLP(8), rounds=1)
+        >>> fc.report(result, "one_run.html").name
+        'one_run.html'
     """
     with _folders(runs) as folders:
         text = page(collect(folders))

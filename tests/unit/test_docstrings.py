@@ -1,0 +1,66 @@
+"""`help()` on every public name: a summary, every argument, and an example that runs."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import fedclade as fc
+from fedclade.methods.base import hyperparameters
+
+NAMES = [name for name in fc.__all__ if not isinstance(getattr(fc, name), ModuleType)]
+# What `fc.run` and `fc.load` fill; a user reads other fields.
+INTERNAL = {"Result": {"module", "models", "report_inputs"}}
+
+
+def arguments(value: Any) -> list[str]:
+    """The arguments that a user gives, or the attributes that a user reads."""
+    if not inspect.isclass(value):
+        return list(inspect.signature(value).parameters)
+    if issubclass(value, fc.Method):
+        return [] if value is fc.Method else [field.name for field in hyperparameters(value)]
+    if is_dataclass(value):
+        return [field.name for field in fields(value)]
+    if issubclass(value, Exception | Warning):
+        return []
+    return [name for name in inspect.signature(value).parameters if name != "self"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_has_a_summary_and_every_argument(name: str) -> None:
+    value = getattr(fc, name)
+    text = (value.__doc__ if not inspect.isclass(value) else vars(value).get("__doc__")) or ""
+    summary = inspect.cleandoc(text).split("\n\n")[0]
+    assert len(summary) > 15, f"fc.{name} has no summary"
+    missing = [
+        argument
+        for argument in arguments(value)
+        if f"{argument}:" not in text and argument not in INTERNAL.get(name, ())
+    ]
+    listed = inspect.getdoc(value) or ""
+    missing = [argument for argument in missing if f" {argument}," not in listed]
+    assert not missing, f"fc.{name} does not document {missing}"
+
+
+def needs_example(value: Any) -> bool:
+    """All but the methods, which are made alike, and errors."""
+    if not inspect.isclass(value) or value is fc.Method:
+        return True
+    return not issubclass(value, fc.Method | Exception | Warning)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if needs_example(getattr(fc, name))])
+def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = getattr(fc, name).__doc__ or ""
+    example = doctest.DocTestParser().get_doctest(text, {}, f"fc.{name}", None, 0)
+    assert example.examples, f"fc.{name} has no example"
+    problems: list[str] = []
+    outcome = doctest.DocTestRunner(verbose=False).run(example, out=problems.append)
+    assert outcome.failed == 0, "".join(problems)
