@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         FedBABU,
         FedBN,
         FedDBE,
+        FedDrift,
         FedEM,
         FedGMCC,
         FedNova,
@@ -108,6 +109,7 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedDBE",
+    "FedDrift",
     "FedEM",
     "FedGMCC",
     "FedNova",
@@ -176,7 +178,7 @@ _MODULES = {
     "fedclade.methods": (
         "APFL CFL FLISDC FLISHC FLT IFCA PCAHC SCAFFOLD Clade CladeGroups Ditto FedALA FedAvg "
         "FedAvgFineTune FedBABU FedBN FedEM FedGMCC FedNova FedPer FedProx FedRep FedSEM KNNPer "
-        "LGFedAvg Local Method Oracle PerFedAvg PACFL FLUX PFedGraph FedDBE"
+        "LGFedAvg Local Method Oracle PerFedAvg PACFL FedDrift FLUX PFedGraph FedDBE"
     ),
     "fedclade.models.transformers": "LoRA",
     "fedclade.registry": "register",

@@ -24,6 +24,7 @@ from fedclade import (
     FedAvgFineTune,
     FedBABU,
     FedDBE,
+    FedDrift,
     FedEM,
     FedGMCC,
     FedRep,
@@ -66,6 +67,7 @@ CASES: dict[str, Callable[[], Method]] = {
     "feddbe, regularized": lambda: FedDBE(offset="outputs", kappa=0.5),
     "pfedgraph, mixture": lambda: PFedGraph(use="mixture"),
     "flux, at once": lambda: FLUX(first_round=1, last_round=1),
+    "feddrift, every round": lambda: FedDrift(interval=1, delta=0.2),
     "fedala, two layers": lambda: FedALA(top_layers=("fc1", "fc2"), first_passes=2),
 }
 

@@ -244,6 +244,14 @@ PICTURES: dict[str, tuple[str, list[tuple[Glyph, str, str]]]] = {
             (BY_GROUP, "3. FedAvg in each group", "new clients join without labels"),
         ],
     ),
+    "feddrift": (
+        "FedDrift: models open and merge",
+        [
+            (BY_GROUP, "1. FedAvg in each group", "each client starts alone"),
+            (chosen, "2. Clients look at all models", "all became worse: a new model"),
+            (linked, "3. Models are merged", "if equally good for both groups"),
+        ],
+    ),
     "pfedgraph": (
         "pFedGraph: a weighted mean for each client",
         [

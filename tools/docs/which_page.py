@@ -64,6 +64,7 @@ TITLES = {
     "cfl": "CFL",
     "flis_dc": "FLIS-DC",
     "flis_hc": "FLIS-HC",
+    "feddrift": "FedDrift",
     "fedgmcc": "FedGMCC",
     "clade": "Clade",
     "clade_groups": "CladeGroups",
@@ -71,6 +72,7 @@ TITLES = {
 }
 GROUPING = (
     *("ifca", "fedsem", "pca_hc", "flt", "pacfl", "flux", "cfl", "flis_dc", "flis_hc", "fedgmcc"),
+    "feddrift",
     *("clade_groups", "clade"),
 )
 

@@ -12,6 +12,7 @@ from fedclade.methods.fedavg_finetune import FedAvgFineTune
 from fedclade.methods.fedbabu import FedBABU
 from fedclade.methods.fedbn import FedBN
 from fedclade.methods.feddbe import FedDBE
+from fedclade.methods.feddrift import FedDrift
 from fedclade.methods.fedem import FedEM
 from fedclade.methods.fedgmcc import FedGMCC
 from fedclade.methods.fednova import FedNova
@@ -37,7 +38,7 @@ _ALL: tuple[type[Method], ...] = (
     *(FedAvg, Local, FedProx, FedNova, SCAFFOLD, LGFedAvg, PerFedAvg, IFCA, FedSEM, PCAHC),
     *(FedAvgFineTune, FedPer, FedRep, FedBABU, FedBN, Ditto, APFL, FedALA, FedDBE),
     *(KNNPer, FedEM, PFedGraph),
-    *(FLT, PACFL, FLUX, CFL, FLISDC, FLISHC, FedGMCC, CladeGroups, Clade, Oracle),
+    *(FLT, PACFL, FLUX, CFL, FLISDC, FLISHC, FedGMCC, FedDrift, CladeGroups, Clade, Oracle),
 )
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
@@ -62,6 +63,7 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedDBE",
+    "FedDrift",
     "FedEM",
     "FedGMCC",
     "FedNova",

@@ -102,12 +102,20 @@ def is_classification(objective: Objective) -> bool:
     return loss is cross_entropy or is_torch
 
 
-def require_class_labels(objective: Objective, method: str) -> None:
-    """Raise `InvalidInputError` unless `is_classification`."""
+def require_class_labels(
+    objective: Objective, method: str, why: str = "mixes the probabilities of classes"
+) -> None:
+    """Raise `InvalidInputError` unless `is_classification`.
+
+    Args:
+        objective: the model and its loss.
+        method: the name of the method.
+        why: what the method does with classes.
+    """
     if not is_classification(objective):
         raise InvalidInputError(
-            f"local.loss: method {method} mixes the probabilities of classes, so it needs the loss"
-            " 'cross_entropy'. Use another method.",
+            f"local.loss: method {method} {why}, so it needs the loss 'cross_entropy'. Use another"
+            " method.",
             "local.loss",
         )
 

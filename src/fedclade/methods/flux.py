@@ -103,7 +103,7 @@ class FLUX(FedAvg):
         require_int("method.last_round", self.last_round, self.first_round)
 
     def init(self, fed: Federation, params: Tree, key: int) -> FLUXState:
-        require_class_labels(self.local.objective, self.name)
+        require_class_labels(self.local.objective, self.name, "compares features by class")
         base, width = super().init(fed, params, key), self.local.objective.head_layer().out_features
         return FLUXState(
             base.models,

@@ -21,6 +21,7 @@ _SIGNATURE_MODULES = (
     "programs.class_prior.class_statistics",
     "programs.data_subspace.",
     "programs.encoder_signature.",
+    "programs.error_rates.",
     "programs.gradient_signature.",
     "programs.latent_descriptor.",
     "programs.own_offset.mean_features",
