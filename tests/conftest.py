@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,3 +90,24 @@ def small_digits() -> Clients:
 def ragged() -> Clients:
     """Six clients with 1 to 40 samples of 6 numbers and three classes; some have one class only."""
     return example_clients.ragged_clients()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Headless Chromium. Without one, the tests that need it are skipped."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api",
+        reason="the pip package playwright is not installed (pip install '.[dev]')",
+    )
+    executable = (
+        os.environ.get("FEDCLADE_CHROMIUM")
+        or shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
+    if executable is None:
+        pytest.skip("no Chromium: install the package chromium, or set $FEDCLADE_CHROMIUM")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        yield opened
+        opened.close()

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.integration.docs.markdown import FENCE, ROOT, name_of, pages
@@ -78,13 +79,59 @@ def test_links_lead_to_files_of_the_repository(page: str) -> None:
     assert not missing
 
 
-@pytest.mark.slow
-def test_the_site_builds_and_fetches_nothing(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site."""
     pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'fedclade[docs]'")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    built = list((tmp_path / "site").rglob("*.html"))
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_fetches_nothing(site: Path) -> None:
+    built = list(site.rglob("*.html"))
     assert len(built) > 30
     for page in built:
         assert not FETCHED.search(page.read_text()), page
+
+
+@pytest.mark.slow
+def test_the_search_works_when_the_site_is_opened_as_a_file(site: Path, browser: Any) -> None:
+    tab = browser.new_page(viewport={"width": 1280, "height": 900})
+    tab.goto((site / "methods" / "clade.html").as_uri())
+    tab.locator("input[name=query]").click()
+    tab.keyboard.type("dirichlet")
+    tab.locator(".md-search-result__item").first.wait_for()
+    assert "matching" in tab.locator(".md-search-result__meta").inner_text()
+    tab.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "width", "scheme"),
+    [
+        ("index.html", 1280, "light"),
+        ("coming_from.html", 390, "dark"),
+        ("reproduction/flt.html", 390, "light"),
+    ],
+)
+def test_axe_finds_no_serious_violation(
+    site: Path, browser: Any, page: str, width: int, scheme: str
+) -> None:
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright",
+        reason="the pip package axe-playwright-python is not installed",
+    )
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    tab = context.new_page()
+    tab.goto((site / page).as_uri())
+    violations = axe.Axe().run(tab).response["violations"]
+    context.close()
+    assert [
+        (violation["id"], violation["nodes"][0]["html"])
+        for violation in violations
+        if violation["impact"] in ("serious", "critical")
+    ] == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,27 +65,6 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copied(one: Path, tmp_path: Path) -> Path:
     """A copy of the run of Clade that a test may damage."""
     return Path(shutil.copytree(one, tmp_path / "copied"))
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """Headless Chromium. Without one, the tests that need it are skipped."""
-    playwright = pytest.importorskip(
-        "playwright.sync_api",
-        reason="the pip package playwright is not installed (pip install '.[dev]')",
-    )
-    executable = (
-        os.environ.get("FEDCLADE_CHROMIUM")
-        or shutil.which("chromium")
-        or shutil.which("chromium-browser")
-        or shutil.which("google-chrome")
-    )
-    if executable is None:
-        pytest.skip("no Chromium: install the package chromium, or set $FEDCLADE_CHROMIUM")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=executable, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture
