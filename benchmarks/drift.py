@@ -20,6 +20,8 @@ from fedclade.io.environment_info import environment_info
 
 ROUNDS, CHANGE = 80, 41
 METHODS: dict[str, fc.Method] = {
+    "Clade": fc.Clade(),
+    "Clade, recluster_every = 10": fc.Clade(recluster_every=10),
     "CladeGroups": fc.CladeGroups(),
     "CladeGroups, recluster_every = 10": fc.CladeGroups(recluster_every=10),
     "IFCA, clusters = 4": fc.IFCA(clusters=4),
