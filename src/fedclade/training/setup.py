@@ -428,6 +428,7 @@ def _budget(run: TrainingRun, engine: Engine, clients: int) -> PrivacyBudget:
         None if privacy.clip == "adaptive" else float(privacy.clip),
         secret or secrets.randbits(256),
         is_simulated=engine.holds_clients,
+        planned=None if privacy.noise_multiplier else (Release(rate, noise), rounds),
     )
 
 

@@ -88,6 +88,23 @@ def test_a_release_beyond_the_budget_is_refused_before_it_is_made() -> None:
     assert budget.spent() == once
 
 
+def test_planned_releases_need_no_accounting(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = (Release(0.5, 1.0), 2)
+    budget = PrivacyBudget(1.0, DELTA, 1.0, 1.0, 7, True, planned)
+    monkeypatch.setattr("fedclade.privacy.budget.epsilon_of", lambda *_: math.inf)
+    for number in (1, 2):
+        budget.draw(number, 10, 5)
+        budget.noise(a_sum(), 1.0)
+    # A third one, one of another cohort, and a second one in a round are not planned.
+    assert not budget.allows(3, 10, 5)
+    other = PrivacyBudget(1.0, DELTA, 1.0, 1.0, 7, True, planned)
+    assert not other.allows(1, 10, 6)
+    other.draw(1, 10, 5)
+    other.noise(a_sum(), 1.0)
+    with pytest.raises(FedcladeError, match="would exceed it"):
+        other.noise(a_sum(1.0), 1.0)
+
+
 def test_releases_are_on_the_disk_before_noise_is_returned(tmp_path: Path) -> None:
     budget = a_budget()
     budget.open(tmp_path, is_resumed=False)
