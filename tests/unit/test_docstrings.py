@@ -48,6 +48,44 @@ def test_help_has_a_summary_and_every_argument(name: str) -> None:
     assert not missing, f"fc.{name} does not document {missing}"
 
 
+# Classes that readers make, and one of a description; a user reads what they print.
+MADE = {"Description", "RaggedIndex", "ColumnEncoding", "ImageEncoding", "TextEncoding"}
+IN_MODULES = [
+    (module, name)
+    for module in (fc.data, fc.models)
+    for name in module.__all__
+    if callable(getattr(module, name))
+    and name not in MADE
+    and not getattr(getattr(module, name), "_is_protocol", False)
+]
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), IN_MODULES, ids=[f"{module.__name__}-{name}" for module, name in IN_MODULES]
+)
+def test_data_and_models_document_every_argument(module: ModuleType, name: str) -> None:
+    value = getattr(module, name)
+    text = inspect.getdoc(value) or ""
+    own = text if not inspect.isclass(value) else vars(value).get("__doc__") or ""
+    assert len(own) > 15, f"{module.__name__}.{name} has no summary"
+    missing = [
+        argument
+        for argument in arguments(value)
+        if f"{argument}:" not in text
+        and f"`{argument}`" not in text
+        and f" {argument}," not in text
+    ]
+    assert not missing, f"{module.__name__}.{name} does not document {missing}"
+
+
+def test_the_example_of_clients_runs() -> None:
+    example = doctest.DocTestParser().get_doctest(
+        fc.data.Clients.__doc__ or "", {}, "fc.data.Clients", None, 0
+    )
+    assert example.examples
+    assert doctest.DocTestRunner(verbose=False).run(example).failed == 0
+
+
 def needs_example(value: Any) -> bool:
     """All but the methods, which are made alike, and errors."""
     if not inspect.isclass(value) or value is fc.Method:

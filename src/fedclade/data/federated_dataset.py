@@ -79,6 +79,37 @@ class Clients:
     Samples live in two pools, `x, y` and `x_test, y_test`; a client is a set of rows of each. Test
     parts are stored once even where many clients share one (`test_part_id`), so that a model is
     evaluated on it once.
+
+    Attributes:
+        x: The inputs of the training pool.
+        y: Its targets.
+        train: The rows of `x, y` on which each client trains.
+        x_test: The inputs of the test pool.
+        y_test: Its targets.
+        test: The test parts: rows of `x_test, y_test`.
+        test_part_id: (clients,) The part of `test` that is the client's own; -1 where it has none.
+        test_sample_id: (rows of x_test,) The original sample a row was made from: what "distinct
+            test samples" counts.
+        groups: (clients,) The true group of each, where it is known.
+        classes: The number of classes; None if the targets are not class labels.
+        probe: Inputs set apart before the partition: in no client's train or test part.
+        dataset: The name of the data set.
+        partition: The name of the partition.
+        origin: The partition's fields, seed and probe, as in an experiment file.
+        names: The names of the clients, the classes and the input features.
+        validation: Rows of `x, y` that no client trains on; see `with_validation`.
+        validation_origin: The settings of `validation`, as [data] of an experiment file has them.
+        encoding: What was learnt from a table, texts or images.
+        data_origin: For clients of `data.path` the other settings of [data]; there is no
+            [partition] then.
+        later: The data that clients have from a round on; None if no client's data change.
+
+    Example:
+        >>> import fedclade as fc
+        >>> clients = fc.data.partition(fc.data.load("digits"), fc.data.Iid(), clients=4)
+        >>> len(clients), clients.sizes.tolist()
+        (4, [360, 360, 359, 359])
+        >>> x, y, x_test, y_test = clients.arrays(0)
     """
 
     x: Inputs
@@ -87,29 +118,20 @@ class Clients:
     x_test: Inputs
     y_test: Tensor
     test: RaggedIndex
-    # (clients,) the part of `test` that is the client's own; -1 where it has none
     test_part_id: Tensor
-    # (rows of x_test,) the original sample a row was made from: what "distinct test samples" counts
     test_sample_id: Tensor
-    groups: Tensor | None = None  # (clients,) the true group of each, where it is known
-    classes: int | None = None  # None: the targets are not class labels
-    # inputs set apart before the partition: in no client's train or test part
+    groups: Tensor | None = None
+    classes: int | None = None
     probe: Inputs | None = None
     dataset: str = "arrays"
     partition: str = "arrays"
-    origin: dict[str, Any] = field(
-        default_factory=dict
-    )  # the partition's fields, seed and probe, as in an experiment file
-    names: Names = NO_NAMES  # of the clients, the classes and the input features
-    # rows of `x, y` that no client trains on; see `with_validation`
+    origin: dict[str, Any] = field(default_factory=dict)
+    names: Names = NO_NAMES
     validation: RaggedIndex | None = None
-    validation_origin: dict[str, Any] = field(
-        default_factory=dict
-    )  # the settings of `validation`, as [data] of an experiment file has them
-    encoding: Encoding | None = None  # what was learnt from a table, texts or images
-    # for clients of `data.path`: the other settings of [data]; there is no [partition] then
+    validation_origin: dict[str, Any] = field(default_factory=dict)
+    encoding: Encoding | None = None
     data_origin: dict[str, Any] = field(default_factory=dict)
-    later: LaterData | None = None  # None: no client's data change during a run
+    later: LaterData | None = None
 
     def __len__(self) -> int:
         return len(self.train)
