@@ -187,7 +187,7 @@ def test_settings_out_of_range_are_refused(field: str, value: object) -> None:
         PrivacyConfig(**{field: value})  # type: ignore[arg-type]
 
 
-def on_nodes(clients: Clients, out: Path) -> fc.Result:
+def on_nodes(clients: Clients, out: Path, secure_sum: bool = False) -> fc.Result:
     """A run on two nodes in this process, whose randomness is secret."""
     torch.manual_seed(0)
     module = fc.models.MLP(8).build(clients.shape or (), clients.classes)
@@ -201,8 +201,19 @@ def on_nodes(clients: Clients, out: Path) -> fc.Result:
         EngineConfig(),
         "cpu",
         federation=fed,
-        privacy=PrivacyConfig(epsilon=8.0, clip=0.5),
+        privacy=PrivacyConfig(epsilon=8.0, clip=0.5, secure_sum=secure_sum),
     ).run(out)
+
+
+def test_noise_and_secure_sums_work_together_on_nodes(
+    small_digits: Clients, tmp_path: Path
+) -> None:
+    result = on_nodes(small_digits, tmp_path / "run", secure_sum=True)
+    assert result.history[0]["failures"] == []  # the nodes of this test cannot evaluate
+    assert result.summary["privacy"]["releases"] == 2
+    plain = on_nodes(small_digits, tmp_path / "plain")
+    # Nodes send a sum instead of ten models, in twice the bytes for each number.
+    assert result.history[0]["bytes_up"] < plain.history[0]["bytes_up"] / 2
 
 
 def test_real_clients_get_secret_noise(small_digits: Clients, tmp_path: Path) -> None:
