@@ -1,5 +1,5 @@
-"""The tables of docs/privacy.md: what methods declare, and results/signature_noise.json
-(benchmarks/signature_noise.py).
+"""The tables of docs/privacy.md: what methods declare, results/signature_noise.json and
+results/private_training.json (benchmarks/signature_noise.py and private_training.py).
 
 python tools/docs/privacy_page.py [--out docs/privacy.md]
 """
@@ -19,6 +19,7 @@ from fedclade.methods.base import NEEDS, Method
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "results" / "signature_noise.json", ROOT / "docs" / "privacy.md"
+TRAINING = ROOT / "results" / "private_training.json"
 Row = dict[str, Any]
 FEDERATIONS = {
     "quickstart": "`quickstart`: 40 clients of {} digits on average, 30 rounds",
@@ -116,12 +117,33 @@ def whole_client_table(results: Row) -> str:
     return table(["", *(f"ε = {epsilon:g}" for epsilon in epsilons)], lines)
 
 
+def training_table(results: Row) -> str:
+    """Accuracy, and that of the worst tenth of the clients, by ε."""
+    runs = results["runs"]
+    epsilons = list(dict.fromkeys(run["epsilon"] for run in runs))
+    lines = []
+    for method in dict.fromkeys(run["method"] for run in runs):
+        cells = []
+        for epsilon in epsilons:
+            found = [r for r in runs if (r["method"], r["epsilon"]) == (method, epsilon)]
+            means = [np.mean([run[key] for run in found]) for key in ("accuracy", "worst") if found]
+            cells.append("{:.1f} % ({:.1f} %)".format(*means) if found else "")
+        lines.append([method, *cells])
+    noise = [
+        next(run["noise_multiplier"] for run in runs if run["epsilon"] == epsilon)
+        for epsilon in epsilons
+    ]
+    lines.append(["noise multiplier z", *("" if z is None else f"{z:.2f}" for z in noise)])
+    return table(["", *("none" if e is None else f"ε = {e:g}" for e in epsilons)], lines)
+
+
 def page(text: str) -> str:
     results = read_results(RESULTS)
     for name, content in (
         ("methods", methods_table()),
         ("cost", cost_table(results)),
         ("whole client", whole_client_table(results)),
+        ("training", training_table(read_results(TRAINING))),
     ):
         text = replace_block(text, name, content)
     return text
