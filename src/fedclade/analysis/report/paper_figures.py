@@ -138,7 +138,7 @@ def _lines(described: dict[str, Any], _: Mapping[int, int]) -> Figure:
 
 
 def _beside(entries: int) -> dict[str, Any]:
-    """A long legend is beside the axes."""
+    """A long legend is next to the axes."""
     if entries <= _SHORT_LEGEND:
         return {}
     return {"fontsize": 7, "loc": "center left", "bbox_to_anchor": (1, 0.5)}

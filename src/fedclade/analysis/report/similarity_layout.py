@@ -73,7 +73,7 @@ def client_map(points: Points, names: Sequence[str] | None) -> dict[str, Any]:
 
     Args:
         points: the clients.
-        names: the names to write beside them; None for no names.
+        names: the names to write next to them; None for no names.
     """
     xy, share = project_2d(points)
     return {

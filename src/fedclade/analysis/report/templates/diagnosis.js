@@ -29,7 +29,7 @@ function diagnosisParts(diagnosis, id) {
 }
 
 // The same elements as the macro `figure` of page.html.
-// Those with a description are visible at once, so that the figures beside them have their width.
+// Those with a description are visible at once, so that the figures next to them have their width.
 function figureElement(id, caption, figure) {
   return make(
     "figure",
