@@ -23,6 +23,7 @@ RESULTS = {
     "researcher": ["clade_groups  ", "over 3 seeds, ARI 1.00", "quick version"],
     "engineer": ["(2, 1)", "equal bit for bit: True", "group-1/model.safetensors"],
 }
+LONGEST = 92  # characters that fit beside the menus of the site
 TABLE = " method  accuracy %   s\n ────\n fedavg  62.27 ± 2.56  0.2 \n"
 
 
@@ -37,6 +38,8 @@ def test_a_saved_notebook_has_outputs_is_small_and_names_no_folder_of_a_machine(
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
     assert sum(bool(cell["outputs"]) for cell in code) >= len(code) // 2
     assert file.stat().st_size < TOOL["MAX_BYTES"]
+    lines = [line for cell in code for line in "".join(cell["source"]).splitlines()]
+    assert max(map(len, lines)) <= LONGEST
     assert not any(place in text for place in ("/home/", "/root/", "/work/", "/tmp/", "\\u001b"))
 
 

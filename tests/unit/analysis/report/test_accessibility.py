@@ -19,15 +19,18 @@ def test_nothing_is_wider_than_the_screen(
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+@pytest.mark.parametrize(
+    ("name", "width", "scheme"),
+    [("all", 1280, "light"), ("all", 390, "dark"), ("diagnosis", 390, "light")],
+)
 def test_axe_finds_no_serious_violation(
-    pages: dict[str, str], opened: Open, width: int, scheme: str
+    pages: dict[str, str], opened: Open, name: str, width: int, scheme: str
 ) -> None:
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright",
         reason="the pip package axe-playwright-python is not installed",
     )
-    tab = opened(pages["all"], width, scheme)
+    tab = opened(pages[name], width, scheme)
     tab.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
     violations = axe.Axe().run(tab).response["violations"]
     assert [

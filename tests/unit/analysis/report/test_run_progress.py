@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fedclade.analysis import report
+from fedclade.analysis.report.live_server import Live
 from fedclade.analysis.report.run_progress import duration
 from fedclade.io.run_dir import RunDirectory
 
@@ -59,6 +60,25 @@ def test_one_picture_has_finished_and_running_runs(
     assert tab.locator("#progress-text").inner_text().endswith("round 3 of 4.")  # not live
     tab.locator("#run-select").select_option("fedavg-seed0")
     assert tab.locator("#run-title").inner_text() == "Run fedavg-seed0 so far"
+
+
+def test_axe_finds_no_serious_violation_on_the_live_page(
+    unfinished: Path, opened: Callable[..., Any]
+) -> None:
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright",
+        reason="the pip package axe-playwright-python is not installed",
+    )
+    with Live(unfinished) as live:
+        tab = opened(live.address, 390)
+        tab.get_by_text("Live: this page follows the runs.").wait_for()
+        assert tab.locator("#progress-text").inner_text().endswith("About 4 min left.")
+        violations = axe.Axe().run(tab).response["violations"]
+    assert [
+        violation["id"]
+        for violation in violations
+        if violation["impact"] in ("serious", "critical")
+    ] == []
 
 
 def test_a_finished_comparison_has_no_progress(several: Path) -> None:
