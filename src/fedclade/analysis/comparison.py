@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ from fedclade.io.run_dir import RunDirectory
 from fedclade.methods.base import Method
 from fedclade.models import ModelSpec
 from fedclade.registry import find
+from fedclade.training.config import TrainingConfig
+from fedclade.training.progress_display import user_display
 from fedclade.training.result import Result
 from fedclade.training.runner import run
 
@@ -175,6 +178,7 @@ def compare(
             " several runs.",
             "out",
         )
+    rounds = settings.get("rounds") or (settings.get("training") or TrainingConfig()).rounds
     measured: list[significance.Measured] = []
     results: dict[str, list[Result]] = {title: [] for title in named}
     folders: dict[str, list[str]] = {title: [] for title in named}
@@ -182,17 +186,18 @@ def compare(
         of_seed = clients if isinstance(clients, Clients) else clients(seed)
         for title, method in named.items():
             label = f"{safe_file_name(title)}-seed{seed}"
-            result = run(
-                method,
-                of_seed,
-                model,
-                seed=seed,
-                out=None if folder is None else folder / label,
-                resume=resume,
-                progress=progress,
-                report=False,
-                **settings,
-            )
+            with user_display(label, rounds) if progress else nullcontext() as display:
+                result = run(
+                    method,
+                    of_seed,
+                    model,
+                    seed=seed,
+                    out=None if folder is None else folder / label,
+                    resume=resume,
+                    on_round=None if display is None else display.after_round,
+                    report=False,
+                    **settings,
+                )
             results[title].append(result)
             folders[title].append(label)
             measured.append(
@@ -237,6 +242,8 @@ def _text(name: str, value: Any) -> str:
         return "–"
     if name in ("bytes_up", "bytes_down"):
         return f"{value / 1e6:.1f}"
+    if name == "clusters":
+        return f"{round(value, 1):g}"
     if isinstance(value, float):
-        return f"{value:.4f}" if name == "loss" else f"{value:.2f}".removesuffix(".00")
+        return f"{value:.4f}" if name == "loss" else f"{value:.2f}"
     return str(value)

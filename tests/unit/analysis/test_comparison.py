@@ -47,6 +47,19 @@ def test_titles_seeds_and_clients_of_each_seed(small_digits: fc.data.Clients) ->
         assert sentence in str(comparison)
 
 
+def test_progress_names_the_title_and_the_seed(
+    small_digits: fc.data.Clients, capsys: pytest.CaptureFixture[str]
+) -> None:
+    methods = {"near": fc.FedProx(mu=1.0), "far": fc.FedProx(mu=0.01)}
+    fc.compare(methods, small_digits, MODEL, seeds=(4,), progress=True, **SETTINGS)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [line.partition(": round 2/2")[0] for line in err.splitlines()] == [
+        "near-seed4",
+        "far-seed4",
+    ]
+
+
 def test_a_folder_is_that_of_the_command_line(
     small_digits: fc.data.Clients, tmp_path: Path
 ) -> None:
