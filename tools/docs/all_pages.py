@@ -1,4 +1,4 @@
-"""Regenerate every generated page and picture of docs/.
+"""Regenerate every generated page and picture of docs/, and the names that the commands know.
 
 python tools/docs/all_pages.py
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = (
+    "cli_index.py",
     "methods_table.py",
     "method_pages.py",
     "method_tables.py",

@@ -2,8 +2,8 @@
 
 python tools/docs/cli_index.py
 
-Run it after adding or renaming a method, model, partition, data set, preset or paper table. A test
-compares the file with the registry.
+Run it after adding or renaming a method, model, partition, data set, setting, preset or paper
+table. A test compares the file with the registry.
 """
 
 from __future__ import annotations
