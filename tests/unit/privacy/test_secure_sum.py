@@ -309,6 +309,37 @@ def test_a_replayed_round_is_refused() -> None:
         parties.mask(replace(session, number="2"), "node-0")
 
 
+def test_the_deal_of_a_party_that_never_got_its_message_is_not_used_again() -> None:
+    """Else the server would have its private key from the first round, and its self-mask from the
+    second.
+    """
+    parties = Parties(5)
+    first = parties.session(one_group(parties), "1")
+    others = [name for name in parties.parties if name != "node-4"]
+    for name in others:
+        parties.mask(first, name)
+    for name in others:
+        parties.parties[name].reveal("1", others, ["node-4"])
+    for name in others:
+        parties.deals[name] = parties.parties[name].deal(parties.identities, 2)
+    second = parties.session(one_group(parties), "2")
+    for name in others:
+        with pytest.raises(ProtocolError, match="the deal of 'node-4' was used already"):
+            parties.mask(second, name)
+
+
+def test_the_next_deal_does_not_change_the_threshold_of_a_round() -> None:
+    """With the threshold of a party alone, the server would get all keys but that of node-4, from
+    all parties, each of which believes that only itself and node-4 answered.
+    """
+    parties, session, _ = started()
+    for name, party in parties.parties.items():
+        party.deal([party.identity()], 1)
+        answered = {name, "node-4"}
+        with pytest.raises(ProtocolError, match=r"only . parties answered"):
+            party.reveal(session.number, answered, parties.parties.keys() - answered)
+
+
 def test_different_lists_for_different_parties_give_too_few_shares() -> None:
     """The server tells two parties that node-4 dropped out, and three that it answered."""
     parties, session, total = started()

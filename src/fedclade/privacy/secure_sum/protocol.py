@@ -173,6 +173,7 @@ class _Round:
     """What a party remembers of a round, until it has revealed."""
 
     session: Session
+    threshold: int  # of the shares of its deals
     shares: dict[str, list[int]]  # those that each party dealt to this one
     lists: tuple[frozenset[str], frozenset[str]] | None = None  # who answered, who did not
     revealed: set[str] = field(default_factory=set)  # the groups
@@ -204,6 +205,8 @@ class Party:
         self._next_deal = 0
         self._rounds: dict[str, _Round] = {}
         self._used: set[str] = set()
+        # For each encryption key of a party, its last deal that was in a round.
+        self._last_deals: dict[bytes, int] = {}
 
     def identity(self) -> Identity:
         """The keys of this party."""
@@ -269,6 +272,8 @@ class Party:
             deal.name: self._opened(deal.name, session, deal.shares[self.name]) for deal in deals
         }
         self._used.add(session.number)
+        for name, used in session.deals.items():
+            self._last_deals[self._identities[name].encryption_key] = used
         dealt = self._dealt.pop(number)
         others = [name for name in session.public_keys if name != self.name]
         secret_of = {
@@ -284,7 +289,9 @@ class Party:
                     words = mask(seed, len(vector))
                     total = total + words if name == high else total - words
             result[group] = total
-        self._rounds = {session.number: _Round(session, shares)}
+        # The next deal may be for other parties, and must not change this round's threshold.
+        threshold = threshold_of(len(self._identities))
+        self._rounds = {session.number: _Round(session, threshold, shares)}
         return result
 
     def reveal(
@@ -309,8 +316,7 @@ class Party:
         present, gone = lists
         _require(not present & gone, "a party that both answered and dropped out")
         _require(present | gone == set(here.public_keys), "other parties than in this round")
-        threshold = threshold_of(len(self._identities))
-        _require(len(present) >= threshold, f"only {len(present)} parties answered")
+        _require(len(present) >= state.threshold, f"only {len(present)} parties answered")
         _require(self.name in present, "the own answer is missing")
         _require(state.lists in (None, lists), "other parties than when it was revealed already")
         wanted = set(here.groups) if groups is None else set(groups)
@@ -377,6 +383,9 @@ class Party:
                 name,
             )
             _require(deal.directory == directory, f"{name!r} dealt to other parties")
+            # If a party never got its message of a round, the others revealed its key of that deal.
+            last = self._last_deals.get(self._identities[name].encryption_key, -1)
+            _require(deal.number > last, f"the deal of {name!r} was used already")
             _require(
                 deal.public_key == session.public_keys[name]
                 and deal.number == session.deals[name]
