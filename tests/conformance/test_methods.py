@@ -18,6 +18,7 @@ from fedclade import (
     IFCA,
     PCAHC,
     SCAFFOLD,
+    Clade,
     CladeGroups,
     Ditto,
     FedALA,
@@ -68,6 +69,8 @@ CASES: dict[str, Callable[[], Method]] = {
     "pfedgraph, mixture": lambda: PFedGraph(use="mixture"),
     "flux, at once": lambda: FLUX(first_round=1, last_round=1),
     "feddrift, every round": lambda: FedDrift(interval=1, delta=0.2),
+    "clade_groups, unlabeled": lambda: CladeGroups(late="features"),
+    "clade, unlabeled": lambda: Clade(late="features"),
     "fedala, two layers": lambda: FedALA(top_layers=("fc1", "fc2"), first_passes=2),
 }
 

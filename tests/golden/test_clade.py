@@ -24,7 +24,7 @@ from fedclade.core.federation import ClientResults
 from fedclade.core.functional_model import Objective
 from fedclade.data import Clients, from_arrays
 from fedclade.methods._candidates import CladeState, compare_candidates, means_by_trunk
-from fedclade.methods.clade_groups import CladeGroupsState
+from fedclade.methods._clade_groups_state import CladeGroupsState
 from fedclade.programs.class_prior import OFFSET
 
 KAPPA = 5 / 14

@@ -21,7 +21,7 @@ from fedclade.core.method_state import UNKNOWN
 from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree, tree_index
 from fedclade.core.rng import fold_in
-from fedclade.methods.clade_groups import CladeGroupsState
+from fedclade.methods._clade_groups_state import CladeGroupsState
 
 OPEN_ROUNDS = (10, 20)  # rounds of the candidates after which they are compared
 CLEARLY_WORSE = 5.0  # standard errors by which a candidate is worse that is dropped early

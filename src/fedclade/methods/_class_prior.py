@@ -18,8 +18,8 @@ from fedclade.core.method_state import UNKNOWN
 from fedclade.core.pytree import Tree
 from fedclade.core.rng import fold_in
 from fedclade.errors import InvalidInputError
+from fedclade.methods._clade_groups_state import CladeGroupsState
 from fedclade.methods.base import is_classification
-from fedclade.methods.clade_groups import CladeGroupsState
 from fedclade.programs.class_prior import class_statistics, keep_class_offset
 
 NUMBERS_PER_CLASS = 8  # of a class-conditional mean

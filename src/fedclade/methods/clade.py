@@ -69,6 +69,7 @@ class Clade(CladeGroups):
         signature: see `CladeGroups`.
         signature_dim: e, see `CladeGroups`.
         noise_ratio: see `CladeGroups`; also of the costs of merging.
+        late: see `CladeGroups`. With "features" a late client has no class prior of its own.
         recluster_every: after this number of rounds clients move and groups split as in
             `CladeGroups`, class priors are computed again, and new candidates are compared; 0 for
             never.
@@ -213,10 +214,13 @@ class Clade(CladeGroups):
     ) -> CladeState:
         assert isinstance(state, CladeState)
         state = state.with_num_clients(len(fed.sizes))
-        by_group = replace(state, cluster_ids=state.group_ids)
-        state = cast(CladeState, super().add_clients(fed, by_group, ids, key))
-        joined = ids[state.cluster_ids[ids] != UNKNOWN]
-        keep_offsets(fed, joined, state.prior, float(state.kappa), key)
+        state = cast(
+            CladeState,
+            super().add_clients(fed, replace(state, cluster_ids=state.group_ids), ids, key),
+        )
+        if self.late == "signature":  # a class prior needs labels
+            joined = ids[state.cluster_ids[ids] != UNKNOWN]
+            keep_offsets(fed, joined, state.prior, float(state.kappa), key)
         return replace(state, group_ids=state.cluster_ids).served_by_first()
 
     def personalization_program(self) -> AnyProgram | None:

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from fedclade.clustering.clade import (
-    assign_new,
-    effective_sizes,
-    scatter_with_noise,
-    split_groups,
-    whitening_matrix,
-)
+from fedclade.clustering.clade import effective_sizes, scatter_with_noise, split_groups
 from fedclade.clustering.graph import canonical_labels
 from fedclade.core.federation import ClientResults, Federation, ModelAssignment, SegmentSum
 from fedclade.core.local_sgd import sgd
-from fedclade.core.method_state import UNKNOWN, Features, State
+from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.pytree import Tree, stack, tree_index
 from fedclade.core.rng import fold_in
 from fedclade.errors import require, require_int
+from fedclade.methods._clade_groups_state import CladeGroupsState as CladeGroupsState
 from fedclade.methods._dp_signature import DPSignatureMethod
 from fedclade.methods.base import Groups, Needs
 from fedclade.methods.fedavg import fedavg_round
@@ -35,28 +29,6 @@ from fedclade.programs.gradient_signature import (
     signature,
     symmetric,
 )
-
-
-@dataclass(frozen=True)
-class CladeGroupsState(State):
-    """The groups' models, and what is needed to assign a late client."""
-
-    start: Tree  # (1, …) the model at which signatures are taken
-    signature_key: Tensor  # () the randomness of their projection
-    signature: Tensor  # (clients, e); zeros if not known
-    whitener: Tensor  # (e, e)
-    rounds: Tensor  # () the number of rounds so far
-
-    def with_num_clients(self, clients: int) -> Self:
-        missing = max(0, clients - len(self.signature))
-        return replace(
-            super().with_num_clients(clients), signature=F.pad(self.signature, (0, 0, 0, missing))
-        )
-
-    def features(self) -> Features:
-        return Features(
-            "whitened signatures", self.signature @ self.whitener, self.signature.any(1)
-        )
 
 
 @dataclass(frozen=True)
@@ -78,6 +50,8 @@ class CladeGroups(DPSignatureMethod[CladeGroupsState]):
         recluster_every: after this number of rounds each client moves to the group whose model has
             the least training loss, and each group is searched again with signatures at its own
             trained model; 0 for never.
+        late: how a late client is assigned: by its "signature", or by its "features", for which it
+            needs no labels. Then all clients also send a signature of kind "features" once.
         signature_epsilon: ε of (ε, δ)-private signatures; None for no noise. See docs/privacy.md.
         signature_delta: δ of the same.
         signature_clip: the largest norm of an example's contribution.
@@ -100,9 +74,13 @@ class CladeGroups(DPSignatureMethod[CladeGroupsState]):
     signature_dim: int = 128
     noise_ratio: float = 2.0
     recluster_every: int = 0
+    late: Literal["signature", "features"] = "signature"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        ok = self.late == "signature" or not (self.noise or self.recluster_every)
+        allowed = "'features' needs signature_epsilon = none and recluster_every = 0"
+        require(ok, "method.late", self.late, allowed)
         require_int("method.signature_dim", self.signature_dim, 2)
         require(self.noise_ratio > 0, "method.noise_ratio", self.noise_ratio, "must be above 0")
         require_int("method.recluster_every", self.recluster_every, 0, note="0 for never")
@@ -117,32 +95,44 @@ class CladeGroups(DPSignatureMethod[CladeGroupsState]):
         return "" if self.noise else super().why_no_client_privacy()
 
     def init(self, fed: Federation, params: Tree, key: int) -> CladeGroupsState:
-        start, clients = stack([params]), len(fed.sizes)
-        cluster = torch.full((clients,), UNKNOWN, dtype=torch.int64)
-        signatures = torch.zeros(clients, self._e, dtype=torch.float64)
-        whitener = torch.eye(self._e, dtype=torch.float64)
-        replies = self._signatures(
-            fed,
-            ModelAssignment.all_same(start, clients),
-            torch.arange(clients),
-            key,
-        )
+        start = stack([params])
+        cluster = torch.full((len(fed.sizes),), UNKNOWN, dtype=torch.int64)
+        own, replies = self._of_all(fed, start, key)
         if len(replies.ids):
-            signatures[replies.ids] = replies.outputs["mean"].double().cpu()
             cluster[replies.ids] = self._groups(
                 fed, ModelAssignment.all_same(start, len(replies.ids)), replies, key
             )
-            size = fed.sizes[replies.ids].double().numpy()
-            whitener = torch.from_numpy(
-                whitening_matrix(
-                    scatter_with_noise(self._scatter(replies), size, self.variance)[0],
-                    max(1.0, size.sum() - len(size)),
-                )
-            )
         models = tree_index(start, torch.zeros(max(1, int(cluster.max()) + 1), dtype=torch.int64))
-        return CladeGroupsState(
-            models, cluster, start, torch.tensor(key), signatures, whitener, torch.tensor(0)
+        state = CladeGroupsState(
+            models,
+            cluster,
+            start,
+            torch.tensor(key),
+            own["signature"],
+            own["whitener"],
+            torch.tensor(0),
         )
+        if self.late == "signature":
+            return state
+        inputs, _ = self._by_features()._of_all(fed, start, fold_in(key, "late"))
+        return replace(state, inputs=inputs)
+
+    def _by_features(self) -> Self:
+        return replace(self, signature="features", late="signature")
+
+    def _of_all(self, fed: Federation, start: Tree, key: int) -> tuple[Tree, ClientResults]:
+        """The `signature` of each client and their `whitener`, and the replies."""
+        everyone = torch.arange(len(fed.sizes))
+        rows = ModelAssignment.all_same(start, len(everyone))
+        replies = self._signatures(fed, rows, everyone, key)
+        if len(replies.ids):
+            scatter = self._scatter(replies)
+            return CladeGroupsState.signatures_of(
+                replies, scatter, fed.sizes, self._e, self.variance
+            ), replies
+        unknown = torch.zeros(len(everyone), self._e, dtype=torch.float64)
+        whitener = torch.eye(self._e, dtype=torch.float64)
+        return {"signature": unknown, "whitener": whitener}, replies
 
     def _groups(
         self, fed: Federation, rows: ModelAssignment, replies: ClientResults, key: int
@@ -250,23 +240,9 @@ class CladeGroups(DPSignatureMethod[CladeGroupsState]):
     def add_clients(
         self, fed: Federation, state: CladeGroupsState, ids: Tensor, key: int
     ) -> CladeGroupsState:
-        state = state.with_num_clients(len(fed.sizes))
-        replies = self._signatures(
-            fed, ModelAssignment.all_same(state.start, len(ids)), ids, int(state.signature_key)
-        )
-        if not len(replies.ids):
-            return state
-        signatures = state.signature.index_copy(
-            0, replies.ids, replies.outputs["mean"].double().cpu()
-        )
-        z, n = (signatures @ state.whitener).numpy(), fed.sizes.double().numpy()
-        old, new = np.flatnonzero(state.cluster_ids != UNKNOWN), replies.ids.numpy()
-        known = state.cluster_ids.numpy()[old]
-        groups = assign_new(
-            z[new], n[new], z[old], n[old], known, max(1, 1 + int(known.max(initial=0)))
-        )
-        return replace(
-            state,
-            cluster_ids=state.cluster_ids.index_copy(0, replies.ids, torch.from_numpy(groups)),
-            signature=signatures,
-        )
+        state, at = state.with_num_clients(len(fed.sizes)), int(state.signature_key)
+        by_inputs = self.late == "features"
+        method, at = (self._by_features(), fold_in(at, "late")) if by_inputs else (self, at)
+        rows = ModelAssignment.all_same(state.start, len(ids))
+        replies = method._signatures(fed, rows, ids, at)
+        return state.with_late(replies, fed.sizes, by_inputs) if len(replies.ids) else state

@@ -27,7 +27,7 @@ from fedclade.data import (
     load,
     partition,
 )
-from fedclade.methods.clade_groups import CladeGroupsState
+from fedclade.methods._clade_groups_state import CladeGroupsState
 from fedclade.models import MLP
 from fedclade.programs.gradient_signature import private_signature
 
@@ -101,6 +101,39 @@ def test_late_clients_join_their_group() -> None:
     assert state.signature.shape == (40, 32)
     assert clients.groups is not None
     assert adjusted_rand_score(clients.groups[order], state.cluster_ids) == 1.0
+
+
+@pytest.mark.parametrize("method", [fc.CladeGroups, fc.Clade])
+def test_late_clients_are_assigned_without_labels(method: type[fc.CladeGroups]) -> None:
+    clients = partition(load("digits"), LabelClusters(clusters=5, classes=2), clients=40, seed=0)
+    late = [client for client in range(40) if client % 8 >= 6]
+    unlabeled = clients.y.clone()
+    for client in late:
+        unlabeled[clients.train[client]] = 0
+    absent: list[int] = []
+    groups = []
+    for y in (clients.y, unlabeled):
+        absent[:] = late
+        bound_method, _, objective = bound(clients, method(signature_dim=32, late="features"))
+        fed = fc.Simulator(
+            replace(clients, y=y),
+            faults=lambda key, client, reply: None if client in absent else reply,
+        )
+        params = objective.params()
+        fed.init_client_state(bound_method.initial_client_state(params))
+        state = bound_method.init(fed, params, fold_in(0, "init"))
+        assert (state.cluster_ids[late] == -1).all()
+        absent.clear()
+        state = bound_method.add_clients(fed, state, torch.tensor(late), key=1)
+        groups.append(getattr(state, "group_ids", state.cluster_ids))
+    assert torch.equal(*groups)
+    assert adjusted_rand_score(clients.groups, groups[0]) == 1.0
+
+
+@pytest.mark.parametrize("settings", [{"recluster_every": 5}, {"signature_epsilon": 1.0}])
+def test_assignment_without_labels_excludes_other_options(settings: Any) -> None:
+    with pytest.raises(fc.InvalidInputError, check=lambda error: error.field == "method.late"):
+        fc.CladeGroups(late="features", **settings)
 
 
 def test_reclustering_moves_a_wrong_client_and_splits_merged_groups() -> None:
