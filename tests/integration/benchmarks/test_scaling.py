@@ -78,3 +78,28 @@ def test_clustering_has_two_points_for_each_method(tmp_path: Path) -> None:
         # Three times the clients.
         assert large["seconds"] / small["seconds"] == pytest.approx(3 ** large["time exponent"])
         assert small["time exponent"] is None
+
+
+@pytest.mark.slow
+def test_many_clients_has_a_run_for_each_method_and_number(tmp_path: Path) -> None:
+    results = written_by("many_clients.py", tmp_path)
+    runs = [(row["method"], row["clients"]) for row in results["runs"]]
+    assert runs == [
+        (method, clients)
+        for method in ("fedavg", "scaffold", "ifca", "clade")
+        for clients in (50, 100)
+    ]
+    for row in results["runs"]:
+        assert are_finite(row, "seconds a round", "processor seconds a round", "peak GB")
+        assert 0 <= row["accuracy"] <= 100
+    assert "fedavg: peak memory with 100 clients, GB" in results["claims"]
+
+
+@pytest.mark.slow
+def test_sharded_overhead_has_a_row_for_each_engine(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedclade[ray]'")
+    results = written_by("sharded_overhead.py", tmp_path)
+    assert [row["engine"] for row in results["engines"]] == ["ray", "gloo", "simulator"]
+    for row in results["engines"][:2]:
+        assert are_finite(row, "ms a round", "overhead ms", "relative to the simulator")
+        assert 0 < row["overhead ms"] < row["ms a round"]

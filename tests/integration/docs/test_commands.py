@@ -83,6 +83,11 @@ NOT_RUN = {
         "docs/diagnosis.md",
         "fedclade diagnose EXPERIMENT",
     ): "has placeholders; README.md and docs/start.md run it",
+    (
+        "docs/clusters.md",
+        "ray start",
+    ): "needs several machines; tests/integration/sharded starts Ray on this one",
+    ("docs/clusters.md", "export"): "needs Slurm",
     ("README.md", "fedclade flower"): "the same commands are run from docs/flower.md",
 }
 # Pages whose commands take more than about 20 seconds in total.

@@ -48,17 +48,19 @@ class ShardTimes:
     Args:
         busy: the seconds of each worker.
         waited: the sum over all calls of the time between the mean and the last answer.
+        slowest: the seconds of the slowest worker in the last call.
     """
 
     busy: list[float]
     waited: float = 0.0
+    slowest: float = 0.0
 
     def add(self, answers: Mapping[int, Answer]) -> None:
         for worker, answer in answers.items():
             self.busy[worker] += answer.seconds
         seconds = [answer.seconds for answer in answers.values()]
-        if seconds:
-            self.waited += max(seconds) - sum(seconds) / len(self.busy)
+        self.slowest = max(seconds, default=0.0)
+        self.waited += self.slowest - sum(seconds) / len(self.busy)
 
     @property
     def in_words(self) -> str:
