@@ -390,11 +390,33 @@ def _check_privacy(
         "with privacy.epsilon it must be 'own': running statistics with noise are useless. Or use a"
         " model with GroupNorm",
     )
+    if run.privacy.secure_sum:
+        _check_both(run, method)
     require(
         run.privacy.max_examples is None or method.name != "scaffold",
         "privacy.max_examples",
         run.privacy.max_examples,
         "method scaffold counts all clients alike; leave it out",
+    )
+
+
+def _check_both(run: TrainingRun, method: Method) -> None:
+    """Raise `InvalidInputError` if the accounting of the noise does not hold with secure sums."""
+    cohort = run.settings.clients_per_round
+    require(
+        isinstance(cohort, float) and cohort == 1.0,
+        "run.clients_per_round",
+        cohort,
+        "with privacy.epsilon and privacy.secure_sum it must be 1.0: each node sees who is in a"
+        " sum, and one client more or less decides whether a small group is summed. A sample of"
+        " the clients would need less noise only if nobody could tell who is in it",
+    )
+    require(
+        method.name != "ifca",
+        "privacy.secure_sum",
+        True,
+        "with privacy.epsilon it must be false for method ifca: one client that chooses a group"
+        " decides whether the others in it are summed, which its clip does not bound. Use fedem",
     )
 
 

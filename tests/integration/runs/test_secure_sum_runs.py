@@ -176,10 +176,36 @@ def test_noise_and_secure_sums_together(small_digits: Clients) -> None:
     assert all(map(torch.equal, models(both), models(noise)))
 
 
-def test_a_cohort_that_is_too_small_for_a_secure_sum_is_noise(small_digits: Clients) -> None:
+@pytest.mark.parametrize(
+    ("method", "cohort", "text"),
+    [
+        (fc.FedAvg(), 0.5, "run.clients_per_round = 0.5"),
+        # Of 21 clients that would be a sample.
+        (fc.FedAvg(), 20, "run.clients_per_round = 20"),
+        (fc.IFCA(clusters=2), 1.0, "it must be false for method ifca"),
+    ],
+)
+def test_noise_is_not_accounted_for_sums_that_depend_on_their_size(
+    method: Method, cohort: float, text: str, small_digits: Clients
+) -> None:
     pytest.importorskip("dp_accounting")
-    privacy = PrivacyConfig(epsilon=50.0, clip=0.5, secure_sum=True, min_group=11)
-    result = run(small_digits, fc.FedAvg(), rounds=6, clients_per_round=0.5, privacy=privacy)
-    sizes = [row["clients"] for row in result.history]
-    assert min(sizes) < 11 <= max(sizes)
-    assert result.summary["privacy"]["releases"] == 6
+    privacy = PrivacyConfig(epsilon=50.0, clip=0.5, secure_sum=True)
+    with pytest.raises(InvalidInputError) as error:
+        run(small_digits, method, clients_per_round=cohort, privacy=privacy)
+    assert text in str(error.value)
+
+
+def test_one_client_decides_whether_others_are_in_a_secure_sum(small_digits: Clients) -> None:
+    """Why noise for one client's clip does not cover secure sums of a random cohort."""
+    sums = []
+    for cohort in (torch.arange(3), torch.arange(2)):
+        run_of = MethodRun(fc.FedAvg(), "simulator", small_digits)
+        results = SecureSumFederation(run_of.fed).map(
+            sgd(run_of.method.local),
+            cohort,
+            per_client=ModelAssignment.all_same(stack([run_of.params]), len(cohort)),
+            key=1,
+            reduce=SegmentSum(torch.ones(len(cohort)), 1, torch.zeros_like(cohort), robust_ok=True),
+        )
+        sums.append(results.total_weight.tolist())
+    assert sums == [[3.0], [0.0]]
