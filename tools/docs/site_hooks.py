@@ -19,7 +19,10 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = {
     f"notebooks/{name}.ipynb": f"notebooks/{name}.md"
-    for name in ("newcomer", "researcher", "engineer")
+    for name in (
+        *("newcomer", "researcher", "engineer"),
+        *("hospitals", "permuted_labels", "drift"),
+    )
 }
 PAGES = {
     "CONTRIBUTING.md": "contributing.md",

@@ -22,13 +22,16 @@ RESULTS = {
     "newcomer": ["groups found: 5", "(ARI, 1 is perfect): 1.00", "40 of 40 clients gain, 0 lose"],
     "researcher": ["clade_groups  ", "over 3 seeds, ARI 1.00", "quick version"],
     "engineer": ["(2, 1)", "equal bit for bit: True", "group-1/model.safetensors"],
+    "hospitals": ["fedavg and local: no difference shown", "fedavg and clade: no difference shown"],
+    "permuted_labels": ["clade_groups is better than fedavg", "4  1.00"],
+    "drift": ["4  1.00", "clade_groups"],
 }
-LONGEST = 92  # characters that fit beside the menus of the site
+LONGEST = 92  # characters that fit between the menus of the site
 TABLE = " method  accuracy %   s\n ────\n fedavg  62.27 ± 2.56  0.2 \n"
 
 
-def test_there_are_three() -> None:
-    assert [file.stem for file in NOTEBOOKS] == ["engineer", "newcomer", "researcher"]
+def test_there_are_three_paths_and_three_stories() -> None:
+    assert [file.stem for file in NOTEBOOKS] == sorted(RESULTS)
 
 
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
@@ -86,7 +89,7 @@ def test_other_results_and_words_make_an_output_stale(saved: str, new: str) -> N
 
 
 def test_a_cell_whose_output_changed_is_named() -> None:
-    saved = nbformat.read(NOTEBOOKS[1], as_version=4)
+    saved = nbformat.read(ROOT / "notebooks" / "newcomer.ipynb", as_version=4)
     new = copy.deepcopy(saved)
     cell = next(cell for cell in new.cells if cell.get("outputs"))
     assert TOOL["stale_cells"](saved, new) == []

@@ -133,11 +133,11 @@ def _lines(described: dict[str, Any], _: Mapping[int, int]) -> Figure:
     if described.get("fromZero"):
         axes.set_ylim(0, None)
     if len(described["series"]) > 1:
-        axes.legend(**_beside(len(described["series"])))
+        axes.legend(**_legend_place(len(described["series"])))
     return figure
 
 
-def _beside(entries: int) -> dict[str, Any]:
+def _legend_place(entries: int) -> dict[str, Any]:
     """A long legend is next to the axes."""
     if entries <= _SHORT_LEGEND:
         return {}
@@ -187,7 +187,7 @@ def _map(described: dict[str, Any], colors: Mapping[int, int]) -> Figure:
         axes.annotate(name, (x[place], y[place]), (3, 3), textcoords="offset points", fontsize=6)
     axes.set(xlabel=described["x"]["label"], ylabel=described["y"]["label"])
     if len(shown) > 1:
-        axes.legend(**_beside(len(shown) + _SHORT_LEGEND))
+        axes.legend(**_legend_place(len(shown) + _SHORT_LEGEND))
     return figure
 
 
