@@ -36,7 +36,8 @@ def clipped_update(
     program: AnyProgram, clip: float, has_count: bool = False, has_within: bool = False
 ) -> AnyProgram:
     """The program, whose reply is clipped: the L2 norm of all its outputs together is at most
-    `clip`. Of weights the reply has the change since the client received them.
+    `clip`. Of weights the reply has the change since the client received them. A reply that is not
+    finite becomes zeros: if it were rejected, the rejection would reveal it.
 
     Args:
         program: the program.
@@ -71,7 +72,12 @@ def clipped_update(
         changes = {name: value - reference(name, received, 0) for name, value in reply.items()}
         norm = _norm(changes, is_stacked)
         factor = (longest / norm.clamp_min(longest)).to(torch.float32)
-        clipped = {name: change * _broadcast(factor, change) for name, change in changes.items()}
+        clipped = {
+            name: torch.where(
+                _broadcast(norm.isfinite(), change), change * _broadcast(factor, change), 0.0
+            )
+            for name, change in changes.items()
+        }
         like = factor.new_ones(())
         if has_count:
             clipped[COUNT] = (COUNT_SHARE * clip * like).expand(factor.shape).clone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -176,6 +177,27 @@ def test_nobody_in_the_cohort_is_noise_and_nothing_else(ragged: Clients) -> None
         run.private_round(run.init(), 1, torch.arange(0))
         assert len(run.budget.sums) == 1
         assert not run.budget.sums[0].any()
+
+
+@pytest.mark.parametrize("method", [fc.FedAvg(), fc.IFCA(clusters=2)], ids=lambda m: m.name)
+def test_a_client_whose_training_diverges_contributes_zeros(
+    method: Method, ragged: Clients
+) -> None:
+    """A rejection would show something about it without noise."""
+    everyone = torch.arange(len(ragged))
+    x = ragged.x.clone()
+    x[ragged.train[2]] = torch.inf
+    sums = []
+    for clients, absent in ((replace(ragged, x=x), None), (ragged, 2)):
+        run = PrivateRun(method, clients)
+        run.absent = absent
+        run.private_round(run.init(), 1, everyone)
+        sums.append(run.budget.sums[0])
+        failed = {failure.client for failure in run.fed.pop_failures()}
+        assert failed == (set() if absent is None else {absent})
+    if method.name == "fedavg":
+        assert torch.equal(*sums)
+    assert all(value.isfinite().all() for value in sums)
 
 
 def test_sums_are_in_fixed_point(ragged: Clients) -> None:
