@@ -8,8 +8,6 @@ from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from fedclade.core.notebook_html import html_progress
-
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -134,16 +132,19 @@ class _NotebookBar(_Silent):
     """A bar in the output of a notebook's cell, which each round replaces."""
 
     def __init__(self, label: str, rounds: int) -> None:
+        # Here, because it imports torch, which the help of a command does not need.
+        from fedclade.core.notebook_html import html_progress
+
         shown: Any = import_module("IPython.display")  # a notebook has IPython
-        self.label, self.rounds, self.score = label, rounds, ""
+        self.label, self.rounds, self.score, self.bar = label, rounds, "", html_progress
         self.html = shown.HTML
-        self.handle = shown.display(self.html(html_progress(label, 0, rounds, "")), display_id=True)
+        self.handle = shown.display(self.html(self.bar(label, 0, rounds, "")), display_id=True)
 
     def after_round(self, row: RoundRecord) -> None:
         if "train_loss" in row:
             self.score = _score(row)
         note = ", ".join(filter(None, [self.score, _groups(row)]))
-        self.handle.update(self.html(html_progress(self.label, row["round"], self.rounds, note)))
+        self.handle.update(self.html(self.bar(self.label, row["round"], self.rounds, note)))
 
 
 def _is_notebook() -> bool:
