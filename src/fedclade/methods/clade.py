@@ -71,8 +71,9 @@ class Clade(CladeGroups):
         noise_ratio: see `CladeGroups`; also of the costs of merging.
         late: see `CladeGroups`. With "features" a late client has no class prior of its own.
         recluster_every: after this number of rounds clients move and groups split as in
-            `CladeGroups`, class priors are computed again, and new candidates are compared; 0 for
-            never.
+            `CladeGroups`, with the trained models, and class priors are computed again. If the
+            groups changed, new candidates are compared, unless a comparison has shown that the
+            clients differ in groups; 0 for never.
         signature_epsilon: see `CladeGroups`.
         signature_delta: see `CladeGroups`.
         signature_clip: see `CladeGroups`.
@@ -120,21 +121,28 @@ class Clade(CladeGroups):
     def init(self, fed: Federation, params: Tree, key: int) -> CladeState:
         return self._with_candidates(fed, super().init(fed, params, key), key)
 
-    def _with_candidates(self, fed: Federation, base: CladeGroupsState, key: int) -> CladeState:
+    def _with_candidates(
+        self, fed: Federation, base: CladeGroupsState, key: int, known_to_differ: bool = False
+    ) -> CladeState:
         """The state whose groups are those of `base`, with new priors, candidates and trunks. A
-        candidate's models continue from the models of `base`.
+        candidate's models continue from the models of `base`. If the clients are known to differ
+        in groups, the groups are the only candidate.
         """
         shares = learn_class_shares(fed, self.local.objective, base, key, self.noise_ratio)
         groups = torch.arange(len(base))
         candidates = distinct(shares.merged, groups, torch.zeros_like(groups))
-        inputs = self._input_groups(fed, base, key) if len(base) > 1 else None
         known = base.cluster_ids != UNKNOWN
-        grouped = len(candidates) > 1 and are_grouped(
-            base.signature[known].numpy(),
-            fed.sizes[known].double().numpy(),
-            base.whitener.numpy(),
-            fold_in(key, "individuals"),
-        )
+        grouped = known_to_differ
+        if known_to_differ:
+            candidates = [groups]
+        elif len(candidates) > 1:
+            grouped = are_grouped(
+                base.signature[known].numpy(),
+                fed.sizes[known].double().numpy(),
+                base.whitener.numpy(),
+                fold_in(key, "individuals"),
+            )
+        inputs = self._input_groups(fed, base, key) if len(base) > 1 else None
         return CladeState.opened(
             fed.sizes, base, candidates, inputs, shares.prior, shares.kappa, grouped
         )
@@ -202,10 +210,13 @@ class Clade(CladeGroups):
         return [score, train_then(self._training(state, OWN_EPOCHS), score)]
 
     def _look_again(self, fed: Federation, state: CladeState, key: int) -> CladeState:
-        """Search groups under the trained models, and compare candidates again if they changed."""
+        """Search groups under the trained models. If they changed and a comparison has shown that
+        clients differ in groups, the new groups continue; else candidates are compared again.
+        """
         base = self._recluster(fed, state, key)
         if len(base) != len(state) or not torch.equal(base.cluster_ids, state.cluster_ids):
-            return self._with_candidates(fed, base, key)
+            known_to_differ = bool(state.grouped) and len(state) > 1
+            return self._with_candidates(fed, base, key, known_to_differ)
         shares = learn_class_shares(fed, self.local.objective, base, key, self.noise_ratio)
         return replace(state, prior=shares.prior, kappa=torch.tensor(shares.kappa))
 

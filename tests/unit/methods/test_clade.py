@@ -222,6 +222,22 @@ def test_reclustering_splits_groups_that_were_not_seen_and_compares_again() -> N
     assert adjusted_rand_score(clients.groups, state.cluster_ids) == 1.0
 
 
+def test_groups_that_a_comparison_confirmed_change_without_another_one() -> None:
+    clients = digits(LabelPermutation(clusters=2), clients=8)
+    method, fed, state = started(clients)
+    state = trained(method, fed, state, rounds=20)
+    assert not state.is_open
+    assert state.grouped
+    wrong = state.cluster_ids.clone()
+    wrong[0] = 1 - wrong[0]
+    state = replace(state, cluster_ids=wrong, group_ids=wrong)
+    method = replace(method, recluster_every=7)
+    state = method.round(fed, state, torch.arange(8), key=9)  # round 21
+    assert adjusted_rand_score(clients.groups, state.cluster_ids) == 1.0
+    assert not state.is_open
+    assert state.grouped
+
+
 def test_signatures_with_noise_are_refused() -> None:
     with pytest.raises(fc.InvalidInputError) as caught:
         fc.Clade(signature_epsilon=1.0)
