@@ -330,7 +330,7 @@ def test_the_deal_of_a_party_that_never_got_its_message_is_not_used_again() -> N
 
 def test_the_next_deal_does_not_change_the_threshold_of_a_round() -> None:
     """With the threshold of a party alone, the server would get all keys but that of node-4, from
-    all parties, each of which believes that only itself and node-4 answered.
+    all parties, each of which assumes that only itself and node-4 answered.
     """
     parties, session, _ = started()
     for name, party in parties.parties.items():
