@@ -24,7 +24,10 @@ def short_verdict(differences: Differences) -> str:
     if beaten:
         others = _listed([pair.second for pair in with_best if pair.verdict != "real"], either=True)
         return f"{best} is better than {_listed(beaten)}, not shown better than {others}"
-    return f"no difference shown between {_listed([best, *(pair.second for pair in with_best)])}"
+    everyone = _listed([best, *(pair.second for pair in with_best)])
+    if any(pair.verdict == "uncertain" for pair in with_best):
+        return f"no best one shown among {everyone}"
+    return f"no difference shown between {everyone}"
 
 
 def verdict(differences: Differences) -> str:

@@ -47,7 +47,7 @@ def test_uncertain_differences_are_named() -> None:
     result = found({"a": (90.0, 91.0, 95.0), "b": (80.0, 84.4, 82.0), "c": (50.0, 84.0, 81.0)})
     uncertain = [pair.second for pair in result.pairs if pair.verdict == "uncertain"]
     assert uncertain == ["b"]
-    assert short_verdict(result) == "no difference shown between a, b and c"
+    assert short_verdict(result) == "no best one shown among a, b and c"
     assert "Uncertain: a against b, 9.9 ±" in verdict(result)
 
 

@@ -52,7 +52,8 @@ function rankMark(row) {
   if (row.score === null || best.score === null) return null;
   if (row === best) return make("span", { class: "mark-best" }, data.progress ? "best so far" : "best mean");
   const pair = data.pairs.find(({ first, second }) => first === best.label && second === row.label);
-  return pair && pair.verdict !== "real" && pair.verdict !== "one seed" ? make("span", { class: "mark-level" }, "not shown worse") : null;
+  const text = { uncertain: "uncertain", "not shown": "not shown worse", "the same": "the same" }[pair?.verdict];
+  return text ? make("span", { class: "mark-level" }, text) : null;
 }
 
 function against(row) {
