@@ -617,6 +617,7 @@ ON_NODE: dict[str, tuple[NodePolicy, Message]] = {
     "noise that is no number": (NodePolicy(min_noise=2.0), signature(float("nan"))),
     "infinite noise": (NodePolicy(min_noise=2.0), signature(float("inf"))),
     "noise that is text": (NodePolicy(min_noise=2.0), signature("3")),
+    "training without a secure sum": (NodePolicy(min_group=3), train_message()),
     "signature without noise": (NodePolicy(min_noise=2.0), signature(0, "signature")),
     "signature without noise in a chain": (
         NodePolicy(min_noise=2.0),

@@ -230,6 +230,7 @@ class Node:
         return Message(header, {**add_prefix("x", tensors), "y": _two_zeros(data.y)})
 
     def _map(self, message: Message) -> Message:
+        self.policy.check_in_clear(message.header["program"])
         return _answer_of(self._results(message))
 
     def _secure_keys(self, message: Message) -> Message:
@@ -244,9 +245,13 @@ class Node:
         """The answer of `map`, with the outputs to be summed as masked sums. A node without clients
         of the call only takes part in the masks.
         """
-        results = self._results(message) if message.header["clients"] else []
+        header = message.header
+        self.policy.check_group(header["secure"]["session"]["min_clients"])
+        results = self._results(message) if header["clients"] else []
         with shown():
             part, results = self.secure.masked(message, results)
+        is_empty = not any(result.outputs for result in results)
+        self.policy.check_in_clear(header["program"], is_empty)
         answer = _answer_of(results)
         return Message(answer.header | part.header, answer.tensors | part.tensors)
 

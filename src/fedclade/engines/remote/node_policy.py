@@ -28,6 +28,12 @@ _SIGNATURE_MODULES = (
     "programs.pca_centroid_signature.",
 )
 _NO_SIGNATURE = "programs.encoder_signature.autoencode"  # training, whose weights are no signature
+# Programs that send a choice, losses or nothing.
+_NO_MODEL = (
+    "programs.class_prior.keep_class_offset",
+    "programs.evaluation.evaluate_losses",
+    "programs.model_selection.choose",
+)
 
 
 class RefusedError(FedcladeError):
@@ -52,6 +58,9 @@ class NodePolicy:
             sensitivity; above 0, signatures without noise are refused.
         trusted_keys: the public keys (Ed25519) of all nodes, as 64 hexadecimal digits, for secure
             sums; empty to trust the keys that the server sends first.
+        min_group: the least number of clients in a secure sum; above 0, nothing of a program leaves
+            the node except in such sums, but for signatures, losses and the choice of a model. 0:
+            the server decides.
     """
 
     apps: tuple[str, ...] = ()
@@ -63,6 +72,7 @@ class NodePolicy:
     max_disk_mib: int = 10 * 1024
     min_noise: float = 0.0
     trusted_keys: tuple[str, ...] = ()
+    min_group: int = 0
 
     def __post_init__(self) -> None:
         for app in self.apps:
@@ -75,6 +85,7 @@ class NodePolicy:
         require_int("policy.max_disk_mib", self.max_disk_mib, 1)
         require_int("policy.max_looks", self.max_looks, 0, note="0 for no limit")
         require_int("policy.max_signatures", self.max_signatures, 0, note="0 for no limit")
+        require_int("policy.min_group", self.min_group, 0, note="0: the server decides")
         require(
             0 < self.max_seconds < 1e9, "policy.max_seconds", self.max_seconds, "must be above 0"
         )
@@ -119,6 +130,35 @@ class NodePolicy:
             own, inner = False, description if isinstance(description, list) else []
         found = [self.check_noise(value) for value in inner]
         return own or any(found)
+
+    def check_in_clear(self, description: Mapping[Any, Any], is_empty: bool = False) -> None:
+        """Refuse to send outputs of a program that are not in a secure sum.
+
+        Args:
+            description: the program as in `core.program_serialization`.
+            is_empty: whether all its outputs are in a secure sum.
+        """
+        name = str(description.get("make", ""))
+        is_known = name.startswith(_SIGNATURE_MODULES) and name != _NO_SIGNATURE
+        if self.min_group and not (is_empty or is_known or name in _NO_MODEL):
+            raise RefusedError(
+                f"program '{name}': this node sends its outputs in secure sums only"
+                " (policy.min_group). Set privacy.secure_sum = true.",
+                "policy.min_group",
+            )
+
+    def check_group(self, min_clients: object) -> None:
+        """Refuse a secure sum that may have too few clients.
+
+        Args:
+            min_clients: the least number of clients that the server allows.
+        """
+        if not (isinstance(min_clients, int) and min_clients >= self.min_group):
+            raise RefusedError(
+                f"privacy.min_group = {min_clients!r}: this node wants at least {self.min_group}"
+                " clients in a sum (policy.min_group).",
+                "policy.min_group",
+            )
 
     def _check_signature(self, description: Mapping[Any, Any]) -> bool:
         name = str(description.get("make", ""))

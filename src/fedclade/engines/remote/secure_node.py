@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -97,6 +98,7 @@ class SecureNode:
             for each, name in zip(secure["deals"], names, strict=True)
         ]
         session = session_from_json(secure["session"], header["run"], deals)
+        _check_own_counts(session, party.name, secure, len(header["clients"]))
         sums = _Sums(session, party.name, secure, header["clients"])
         rest = [sums.add(result) for result in results]
         masked = party.mask(session, deals, sums.vectors())
@@ -116,6 +118,21 @@ class SecureNode:
         order = sorted(deal.shares)
         tensors = {"shares": shares_to_tensor(deal.shares[name] for name in order)}
         return Message({"deal": deal_to_json(deal)}, tensors)
+
+
+def _check_own_counts(
+    session: Session, party: str, secure: Mapping[str, Any], clients: int
+) -> None:
+    """Refuse a session with other numbers of the node's clients than are in its vectors: a group
+    would seem larger than it is.
+    """
+    counts = {group: each[party] for group, each in session.groups.items() if party in each}
+    if secure["choice"] is None:
+        own: Mapping[str, int] = Counter(map(str, secure["segments"]))
+    else:
+        own = dict.fromkeys(session.groups, clients) if clients else {}
+    if counts != own:
+        raise ProtocolError("other numbers of this node's clients than it was asked for")
 
 
 class _Sums:

@@ -21,6 +21,7 @@ from fedclade.data import Clients
 from fedclade.engines.remote.federation import RemoteFederation
 from fedclade.engines.remote.messages import Message
 from fedclade.engines.remote.node import Node
+from fedclade.engines.remote.node_policy import NodePolicy
 from fedclade.engines.remote.secure_node import SecureNode
 from fedclade.methods.base import Method
 from fedclade.privacy.secure_sum_federation import SecureSumFederation
@@ -301,6 +302,67 @@ def test_a_node_refuses_keys_that_it_does_not_trust(small_digits: Clients) -> No
     node.secure = SecureNode(trusted=[b"another"])
     results = a_map(run)
     assert {c % 4 for c in results.ids.tolist()} <= {1, 2, 3}
+
+
+def _first_refusal(run: MethodRun, policy: NodePolicy) -> str:
+    """What node-0 with this policy answers to a sum that other nodes take part in."""
+    node, refusals = transport(run).connected["node-0"], [""]
+    node.policy, answer = policy, node.answer
+
+    def note(message: Message) -> Message:
+        reply = answer(message)
+        refusals.extend([reply.header["rejected"]] if "rejected" in reply.header else [])
+        return reply
+
+    node.answer = note  # type: ignore[method-assign]
+    a_map(run)
+    return refusals[-1]
+
+
+def test_a_node_refuses_sums_of_fewer_clients_than_its_policy_wants(small_digits: Clients) -> None:
+    run = secure_run(fc.FedAvg(), small_digits, "remote", nodes=5)
+    assert _first_refusal(run, NodePolicy(min_group=3)) == ""
+    run = secure_run(fc.FedAvg(), small_digits, "remote", nodes=5)
+    assert "privacy.min_group = 3: this node wants" in _first_refusal(run, NodePolicy(min_group=4))
+
+
+def _seeming_larger(message: Message) -> Message:
+    """The server says that node-0 has ten clients in each group."""
+    secure = message.header["secure"]
+    session = secure["session"]
+    groups = {name: {**each, "node-0": 10} for name, each in session["groups"].items()}
+    secure = secure | {"session": session | {"groups": groups}}
+    return replace(message, header=message.header | {"secure": secure})
+
+
+def test_a_node_refuses_a_group_that_seems_larger_than_it_is(small_digits: Clients) -> None:
+    run = secure_run(fc.FedAvg(), small_digits, "remote", nodes=5)
+    _tampered(run, "node-0", "secure_map", _seeming_larger)
+    assert "other numbers of this node's clients" in _first_refusal(run, NodePolicy())
+
+
+@pytest.mark.parametrize("keys", [(), ("fc1.weight",)])
+def test_a_node_sends_no_model_in_clear_against_its_policy(
+    keys: tuple[str, ...], small_digits: Clients
+) -> None:
+    """By an ordinary message, or by a secure sum of one layer only."""
+    run = secure_run(fc.FedAvg(), small_digits, "remote", nodes=4)
+    for node in transport(run).connected.values():
+        node.policy = NodePolicy(min_group=3)
+    results = a_map(run, keys=keys) if keys else a_map(run, min_clients=0)
+    assert not len(results.ids)
+    assert {"policy.min_group" in failure.reason for failure in results.failures} == {True}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ifca", "clade_groups", "clade"])
+def test_methods_work_with_a_policy_for_secure_sums(name: str, small_digits: Clients) -> None:
+    states = []
+    for policy in (NodePolicy(), NodePolicy(min_group=3)):
+        run = secure_run(METHODS[name], small_digits, "remote", nodes=4)
+        for node in transport(run).connected.values():
+            node.policy = policy
+        states.append(run.rounds(run.init(), EVERYONE, EVERYONE[3:]))
+    assert same_models(*states)
 
 
 def test_a_malformed_message_is_refused(small_digits: Clients) -> None:
