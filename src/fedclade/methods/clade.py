@@ -26,6 +26,7 @@ from fedclade.methods._class_prior import (
     keep_offsets,
     learn_class_shares,
 )
+from fedclade.methods._input_groups import input_groups
 from fedclade.methods.base import LayerName, Needs
 from fedclade.methods.clade_groups import CladeGroups, CladeGroupsState
 from fedclade.programs.class_prior import (
@@ -142,22 +143,10 @@ class Clade(CladeGroups):
                 base.whitener.numpy(),
                 fold_in(key, "individuals"),
             )
-        inputs = self._input_groups(fed, base, key) if len(base) > 1 else None
+        inputs = input_groups(self, fed, base, key) if len(base) > 1 else None
         return CladeState.opened(
             fed.sizes, base, candidates, inputs, shares.prior, shares.kappa, grouped
         )
-
-    def _input_groups(self, fed: Federation, base: CladeGroupsState, key: int) -> Tensor:
-        """(clients,) groups of clients with the same p(x), or UNKNOWN."""
-        ids = torch.nonzero(base.cluster_ids != UNKNOWN).flatten()
-        key, by_inputs = fold_in(key, "inputs"), replace(self, signature="features")
-        start = ModelAssignment.all_same(base.start, len(ids))
-        replies = by_inputs._signatures(fed, start, ids, key)
-        result = torch.full_like(base.cluster_ids, UNKNOWN)
-        if len(replies.ids):
-            start = ModelAssignment.all_same(base.start, len(replies.ids))
-            result[replies.ids] = by_inputs._groups(fed, start, replies, key)
-        return result
 
     def round(
         self, fed: Federation, state: CladeGroupsState, cohort: Tensor, key: int
