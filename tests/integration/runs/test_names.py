@@ -202,7 +202,9 @@ def test_the_diagnosis_has_names(tmp_path: Path) -> None:
     assert any(sentence.startswith("Group 0: north") for sentence in found.sentences())
     assert Diagnosis.from_json(json.loads(json.dumps(found.to_json()))) == found
     without = fc.diagnose(replace(named(), names=NO_NAMES), probe_rounds=0, threads=1)
-    assert replace(found, members=()) == without
+    assert [place["name"] for place in found.map] == NAMES
+    places = tuple({key: place[key] for key in ("client", "x", "y")} for place in found.map)
+    assert replace(found, members=(), map=places) == without
     assert "members" not in without.to_json()
 
 
