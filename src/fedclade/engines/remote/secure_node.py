@@ -196,14 +196,16 @@ class _Sums:
                 return reason
             group = str(chosen)
         try:
-            words = encode(values * weight, self._clients)
-            counted = encode(np.array([1.0, weight]), self._clients)
+            # Where clients choose, the server learns the weight of a group with its sum only.
+            numbers = [] if self._choice is None else [weight]
+            words = encode(np.append(values * weight, numbers), self._clients)
+            one = encode(np.ones(1), self._clients)
         except InvalidInputError:
             return UNSUMMABLE
         self._plus(group, words, slice(0, len(words)), len(words))
         if self._choice is not None:
-            places = slice(2 * int(group), 2 * int(group) + 2)
-            self._plus(COUNTS, counted, places, 2 * self._number)
+            number = int(group)
+            self._plus(COUNTS, one, slice(number, number + 1), self._number)
         return None
 
     def _plus(self, group: str, words: Words, places: slice, length: int) -> None:
@@ -218,6 +220,6 @@ class _Sums:
         length = lengths.pop() if lengths else 0
         vectors = {}
         for group in self._groups:
-            size = 2 * self._number if group == COUNTS else length
+            size = self._number if group == COUNTS else length
             vectors[group] = self._totals.get(group, np.zeros(size, np.uint64))
         return vectors

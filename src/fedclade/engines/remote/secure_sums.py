@@ -185,7 +185,7 @@ class SecureMap:
     @property
     def lengths(self) -> dict[str, int]:
         """The length of the vectors that are not outputs."""
-        return {} if self._choice is None else {COUNTS: 2 * self._reduce.num_segments}
+        return {} if self._choice is None else {COUNTS: self._reduce.num_segments}
 
     def groups(self, ready: Collection[str]) -> Groups:
         """The groups with enough clients on these nodes. If clients choose theirs, every node may
@@ -251,15 +251,16 @@ class SecureMap:
                 weights[group] = math.fsum(each)
             groups = [str(group) for group in enough]
         else:
-            counts = decode(call.unmask([COUNTS], send)[COUNTS]).reshape(-1, 2)
-            groups = [str(group) for group, (count, _) in enumerate(counts) if count >= least]
-            for group in map(int, groups):
-                weights[group] = float(counts[group, 1])
+            counts = decode(call.unmask([COUNTS], send)[COUNTS])
+            groups = [str(group) for group, count in enumerate(counts) if count >= least]
         sums = call.unmask(groups, send) if groups else {}
-        number = self._reduce.num_segments
-        rows = torch.zeros(number, sum(_size(shape) for _, shape in call.summed)).double()
+        number, length = self._reduce.num_segments, call.length
+        rows = torch.zeros(number, length).double()
         for name, words in sums.items():
-            rows[int(name)] = torch.from_numpy(decode(words))
+            values = decode(words)
+            rows[int(name)] = torch.from_numpy(values[:length])
+            if self._choice is not None:
+                weights[int(name)] = float(values[length])
         tree, start = {}, 0
         for output, shape in call.summed:
             tree[output] = rows[:, start : start + _size(shape)].reshape(number, *shape)
@@ -303,7 +304,8 @@ class SecureCall:
         specs = {node: _summed(answer) for node, answer in readable.items()}
         votes = Counter(spec for spec in specs.values() if spec)
         self.summed = list(votes.most_common(1)[0][0]) if votes else []
-        length = sum(_size(shape) for _, shape in self.summed)
+        # If clients choose their group, its weight is the last number.
+        length = self.length + (COUNTS in self.session.groups)
         lengths = {group: self._fixed.get(group, length) for group in self.session.groups}
         self._aggregation = Aggregation(self.session, self._deals, self._parties, lengths)
         refused = {}
@@ -338,6 +340,11 @@ class SecureCall:
             if reveal is not None and total.is_complete(reveal, groups):
                 reveals[node] = reveal
         return total.sums(reveals, groups)
+
+    @property
+    def length(self) -> int:
+        """The number of all summed numbers."""
+        return sum(_size(shape) for _, shape in self.summed)
 
     @property
     def answered(self) -> list[str]:

@@ -22,8 +22,11 @@ from fedclade.engines.remote.federation import RemoteFederation
 from fedclade.engines.remote.messages import Message
 from fedclade.engines.remote.node import Node
 from fedclade.engines.remote.node_policy import NodePolicy
+from fedclade.engines.remote.secure_messages import COUNTS
 from fedclade.engines.remote.secure_node import SecureNode
+from fedclade.engines.remote.secure_sums import SecureCall
 from fedclade.methods.base import Method
+from fedclade.privacy.secure_sum.fixed_point import Words, decode
 from fedclade.privacy.secure_sum_federation import SecureSumFederation
 
 METHODS: dict[str, Method] = {
@@ -193,6 +196,28 @@ def test_a_small_group_is_never_unmasked(small_digits: Clients) -> None:
     assert less.total_weight.tolist() == [16.0, 0.0]
     assert not less.sums["fc1.weight"][1].any()
     assert all(m.header["groups"] == ["0"] for m in kinds(run, "secure_reveal"))
+
+
+def test_of_a_group_that_few_chose_only_their_number_is_unmasked(
+    small_digits: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its total weight would show who they are, because the server has the clients' sizes."""
+    unmasked: dict[str, Words] = {}
+    unmask = SecureCall.unmask
+
+    def note(call: SecureCall, groups: Any, send: Any) -> dict[str, Words]:
+        sums = unmask(call, groups, send)
+        unmasked.update(sums)
+        return sums
+
+    monkeypatch.setattr(SecureCall, "unmask", note)
+    run = secure_run(fc.IFCA(clusters=15), small_digits, "remote", nodes=4)
+    run.round(run.init(), 1, EVERYONE)
+    counts = decode(unmasked.pop(COUNTS))
+    assert len(counts) == 15
+    assert counts.sum() == 20
+    assert unmasked.keys() == {str(group) for group in range(15) if counts[group] >= 3}
+    assert (counts[counts < 3] > 0).any()
 
 
 def test_a_number_that_is_too_large_costs_its_client_only(small_digits: Clients) -> None:
