@@ -42,10 +42,19 @@ def atomic_write(path: Path, size: int | None = None) -> Iterator[Path]:
         _sync(path.parent)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
+def write_text(path: Path, text: str, mode: int | None = None) -> None:
+    """Write a text file atomically.
+
+    Args:
+        path: the file.
+        text: its text.
+        mode: its permissions, which it has before it has any content; None for the usual ones.
+    """
     data = text.encode()
     with atomic_write(path, len(data)) as temporary:
+        if mode is not None:
+            temporary.unlink(missing_ok=True)
+            temporary.touch(mode, exist_ok=False)
         temporary.write_bytes(data)
 
 

@@ -203,9 +203,7 @@ class PrivacyBudget:
         }
         if not self.is_simulated:
             content["secret"] = f"{self._secret:x}"
-        self._path.touch(mode=0o600)
-        write_text(self._path, json.dumps(content) + "\n")
-        self._path.chmod(0o600)
+        write_text(self._path, json.dumps(content) + "\n", mode=0o600)
 
     def _read(self, path: Path) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,24 @@ def test_planned_releases_need_no_accounting(monkeypatch: pytest.MonkeyPatch) ->
     other.noise(a_sum(), 1.0)
     with pytest.raises(FedcladeError, match="would exceed it"):
         other.noise(a_sum(1.0), 1.0)
+
+
+def test_nobody_else_can_read_the_secret_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes = []
+    write_bytes = Path.write_bytes
+
+    def note(path: Path, data: bytes) -> int:
+        modes.append(stat.S_IMODE(path.stat().st_mode) if path.exists() else None)
+        return write_bytes(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", note)
+    budget = a_budget()
+    budget.open(tmp_path, is_resumed=False)
+    budget.draw(1, 10, 5)
+    budget.noise(a_sum(), 1.0)
+    assert set(modes) == {0o600}
 
 
 def test_releases_are_on_the_disk_before_noise_is_returned(tmp_path: Path) -> None:

@@ -279,9 +279,7 @@ def _secure_node(home: Path, policy: NodePolicy) -> SecureNode:
     path = home / "secure_sum.key"
     if not path.exists():
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.touch(mode=0o600)
-        write_text(path, secrets.token_hex(32))
-        path.chmod(0o600)
+        write_text(path, secrets.token_hex(32), mode=0o600)
     node = SecureNode(
         bytes.fromhex(path.read_text().strip()),
         [bytes.fromhex(key) for key in policy.trusted_keys] or None,
