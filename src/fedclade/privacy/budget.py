@@ -41,9 +41,11 @@ class _Round:
 class PrivacyBudget:
     """Draws Poisson cohorts, makes the noise of sums, and counts the releases before they happen.
 
-    Cohorts and noise come from a secret, by SHAKE-256. The noise also depends on the sum. So if a
-    round is repeated after a crash, the same sum gets the same noise, which costs nothing, and
-    another sum gets other noise, which is charged.
+    Cohorts and noise come from a secret, by SHAKE-256. The noise also depends on the sum and on
+    whose it is. So if a round is repeated after a crash, the same sum of the same clients gets the
+    same noise, which costs nothing, and another one gets other noise, which is charged. Equal sums
+    of different clients must have different noise: equal releases would show that a client
+    contributes nothing.
 
     Args:
         epsilon: ε, which is never exceeded.
@@ -116,15 +118,16 @@ class PrivacyBudget:
         """Whether a release in this round stays within ε."""
         return self._fits(number, self.rate_of(size, clients))
 
-    def noise(self, sums: Tensor, sensitivity: float) -> Tensor:
+    def noise(self, sums: Tensor, sensitivity: float, call: Tensor) -> Tensor:
         """Gaussian noise for a vector of sums, in multiples of `FIXED_POINT`. The release is
         charged first.
 
         Args:
             sums: the sums, in multiples of `FIXED_POINT`.
             sensitivity: the largest change of their norm by one client.
+            call: a `trace_of` the call and of the clients in the sums.
         """
-        trace = trace_of("training", self._round, self.noise_multiplier, sensitivity, sums)
+        trace = trace_of("training", self._round, self.noise_multiplier, sensitivity, call, sums)
         self._charge(bytes(trace_of("release", str(self._secret), trace).tolist()).hex())
         sigma = self.noise_multiplier * sensitivity
         noise = noise_for(trace, self._secret, like=torch.empty(sums.shape, dtype=torch.float64))

@@ -34,6 +34,7 @@ from fedclade.programs.clipped_update import (
     clipped_update,
     reference,
 )
+from fedclade.programs.gaussian_mechanism import trace_of
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,8 @@ class PrivateFederation(FederationView):
         vector = flatten(clipped).double().cpu()
         # Rounding to fixed point moves each number of a contribution by half a unit at most.
         sensitivity = clip + math.sqrt(vector.shape[1]) * FIXED_POINT / 2
-        vector = vector + self.budget.noise(vector, sensitivity)
+        call = trace_of(str(key), results.ids)
+        vector = vector + self.budget.noise(vector, sensitivity, call)
         device = next(iter(clipped.values())).device
         noisy = unflatten(vector.to(device), clipped)
         return self._as_models(results, noisy, models, clip)

@@ -16,9 +16,11 @@ from fedclade.core.federation import FIXED_POINT
 from fedclade.errors import FedcladeError
 from fedclade.privacy.accounting import Release, epsilon_of
 from fedclade.privacy.budget import FILE, PrivacyBudget
+from fedclade.programs.gaussian_mechanism import trace_of
 
 pytest.importorskip("dp_accounting")
 DELTA = 1e-5
+CALL = trace_of("the clients and the call")
 
 
 def a_budget(
@@ -53,7 +55,7 @@ def test_cohorts_follow_from_secret_and_round() -> None:
 def test_noise_is_gaussian_and_in_fixed_point() -> None:
     budget = a_budget(noise=2.0)
     budget.draw(1, 100, 50)
-    noise = budget.noise(a_sum(length=100_000), sensitivity=0.5).flatten()
+    noise = budget.noise(a_sum(length=100_000), sensitivity=0.5, call=CALL).flatten()
     assert torch.equal(noise, torch.round(noise / FIXED_POINT) * FIXED_POINT)
     assert stats.kstest(noise.numpy(), "norm", args=(0, 2.0 * 0.5)).pvalue > 1e-3
 
@@ -61,17 +63,17 @@ def test_noise_is_gaussian_and_in_fixed_point() -> None:
 def test_the_same_sum_of_a_round_has_the_same_noise_and_costs_once() -> None:
     budget = a_budget()
     budget.draw(1, 100, 10)
-    first = budget.noise(a_sum(), 1.0)
+    first = budget.noise(a_sum(), 1.0, CALL)
     spent = budget.spent()
-    assert torch.equal(budget.noise(a_sum(), 1.0), first)
+    assert torch.equal(budget.noise(a_sum(), 1.0, CALL), first)
     assert budget.spent() == spent == epsilon_of([(Release(budget.rate, 1.0), 1)], DELTA)
     # Another sum of the same cohort: other noise, charged as one release with less noise.
-    other = budget.noise(a_sum(1.0), 1.0)
+    other = budget.noise(a_sum(1.0), 1.0, CALL)
     assert not torch.equal(other, first)
     rate = budget.rate
     assert budget.spent() == epsilon_of([(Release(rate, 1 / math.sqrt(2)), 1)], DELTA) > spent
     budget.draw(2, 100, 10)
-    assert not torch.equal(budget.noise(a_sum(), 1.0), first)
+    assert not torch.equal(budget.noise(a_sum(), 1.0, CALL), first)
     assert budget.spent() == epsilon_of(
         [(Release(rate, 1 / math.sqrt(2)), 1), (Release(rate, 1.0), 1)], DELTA
     )
@@ -81,11 +83,11 @@ def test_a_release_beyond_the_budget_is_refused_before_it_is_made() -> None:
     once = epsilon_of([(Release(1.0, 1.0), 1)], DELTA)
     budget = a_budget(epsilon=once * 1.2)
     budget.draw(1, 10, 10)
-    budget.noise(a_sum(), 1.0)
+    budget.noise(a_sum(), 1.0, CALL)
     assert not budget.allows(2, 10, 10)
     budget.draw(2, 10, 10)
     with pytest.raises(FedcladeError, match=r"privacy.epsilon = .* round 2"):
-        budget.noise(a_sum(), 1.0)
+        budget.noise(a_sum(), 1.0, CALL)
     assert budget.spent() == once
 
 
@@ -95,15 +97,15 @@ def test_planned_releases_need_no_accounting(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("fedclade.privacy.budget.epsilon_of", lambda *_: math.inf)
     for number in (1, 2):
         budget.draw(number, 10, 5)
-        budget.noise(a_sum(), 1.0)
+        budget.noise(a_sum(), 1.0, CALL)
     # A third one, one of another cohort, and a second one in a round are not planned.
     assert not budget.allows(3, 10, 5)
     other = PrivacyBudget(1.0, DELTA, 1.0, 1.0, 7, True, planned)
     assert not other.allows(1, 10, 6)
     other.draw(1, 10, 5)
-    other.noise(a_sum(), 1.0)
+    other.noise(a_sum(), 1.0, CALL)
     with pytest.raises(FedcladeError, match="would exceed it"):
-        other.noise(a_sum(1.0), 1.0)
+        other.noise(a_sum(1.0), 1.0, CALL)
 
 
 def test_nobody_else_can_read_the_secret_while_it_is_written(
@@ -120,7 +122,7 @@ def test_nobody_else_can_read_the_secret_while_it_is_written(
     budget = a_budget()
     budget.open(tmp_path, is_resumed=False)
     budget.draw(1, 10, 5)
-    budget.noise(a_sum(), 1.0)
+    budget.noise(a_sum(), 1.0, CALL)
     assert set(modes) == {0o600}
 
 
@@ -128,13 +130,13 @@ def test_releases_are_on_the_disk_before_noise_is_returned(tmp_path: Path) -> No
     budget = a_budget()
     budget.open(tmp_path, is_resumed=False)
     budget.draw(1, 10, 5)
-    first = budget.noise(a_sum(), 1.0)
+    first = budget.noise(a_sum(), 1.0, CALL)
     # The process dies here. Another one has another secret, until it reads the file.
     again = a_budget(secret=99)
     again.open(tmp_path, is_resumed=True)
     assert again.spent() == budget.spent() > 0
     assert torch.equal(again.draw(1, 10, 5), budget.draw(1, 10, 5))
-    assert torch.equal(again.noise(a_sum(), 1.0), first)
+    assert torch.equal(again.noise(a_sum(), 1.0, CALL), first)
     assert again.spent() == budget.spent()
     assert (tmp_path / FILE).stat().st_mode & 0o077 == 0
 

@@ -55,7 +55,7 @@ class Recorder(PrivacyBudget):
         self.sums: list[Tensor] = []
         self.sensitivities: list[float] = []
 
-    def noise(self, sums: Tensor, sensitivity: float) -> Tensor:
+    def noise(self, sums: Tensor, sensitivity: float, call: Tensor) -> Tensor:
         self.sums.append(sums.clone())
         self.sensitivities.append(sensitivity)
         return torch.zeros_like(sums)
@@ -198,6 +198,26 @@ def test_a_client_whose_training_diverges_contributes_zeros(
     if method.name == "fedavg":
         assert torch.equal(*sums)
     assert all(value.isfinite().all() for value in sums)
+
+
+def test_a_repeated_round_does_not_show_that_an_absent_client_contributed_nothing(
+    ragged: Clients,
+) -> None:
+    """After a crash a round is repeated without client 2. If the sum of the others had the same
+    noise as the sum with a contribution of 0, both models would be equal only then.
+    """
+    x = ragged.x.clone()
+    x[ragged.train[2]] = torch.inf  # it contributes zeros
+    run = PrivateRun(fc.FedAvg(), replace(ragged, x=x))
+    budget = PrivacyBudget(1e9, 1e-5, 1.0, CLIP, 1, True)
+    run.view, run.budget = PrivateFederation(run.fed, budget), budget  # type: ignore[assignment]
+    state, models, everyone = run.init(), [], torch.arange(len(ragged))
+    for absent in (None, None, 2):
+        run.absent = absent
+        models.append(run.private_round(state, 1, everyone, commit=False).models["fc1.weight"])
+    assert torch.equal(models[0], models[1])
+    assert not torch.equal(models[0], models[2])
+    assert budget.summary()["releases"] == 2
 
 
 def test_sums_are_in_fixed_point(ragged: Clients) -> None:
