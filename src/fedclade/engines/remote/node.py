@@ -163,6 +163,7 @@ class Node:
             "secure_keys": self._secure_keys,
             "secure_deal": self._secure_deal,
             "secure_map": self._secure_map,
+            "secure_confirm": self._secure_confirm,
             "secure_reveal": self._secure_reveal,
         }
         header = message.header
@@ -254,6 +255,10 @@ class Node:
         self.policy.check_in_clear(header["program"], is_empty)
         answer = _answer_of(results)
         return Message(answer.header | part.header, answer.tensors | part.tensors)
+
+    def _secure_confirm(self, message: Message) -> Message:
+        with shown():
+            return self.secure.confirm(message)
 
     def _secure_reveal(self, message: Message) -> Message:
         with shown():

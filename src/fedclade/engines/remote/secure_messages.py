@@ -121,6 +121,11 @@ def reveal_from_json(content: Any) -> Reveal:
     return Reveal(masks, _shares(content.get("keys")))
 
 
+def confirmations_from_json(content: Any) -> dict[str, bytes]:
+    _expect(isinstance(content, dict) and len(content) <= MAX_PARTIES)
+    return {name: _bytes(signature) for name, signature in content.items()}
+
+
 def masked_to_tensors(masked: Mapping[str, Words]) -> Tree:
     return add_prefix(
         "masked", {group: torch.from_numpy(words.view(np.int64)) for group, words in masked.items()}

@@ -17,6 +17,7 @@ from fedclade.engines.remote.messages import Message, to_list
 from fedclade.engines.remote.secure_messages import (
     COUNTS,
     NO_KEYS,
+    confirmations_from_json,
     deal_from_json,
     deal_to_json,
     identity_from_json,
@@ -69,11 +70,23 @@ class SecureNode:
         """A deal to these parties."""
         return self._dealt(self._party(message), message.header)
 
+    def confirm(self, message: Message) -> Message:
+        """The signature of who dropped out."""
+        header = message.header
+        signature = self._party(message).confirm(
+            str(header["number"]), header["answered"], header["dropped"]
+        )
+        return Message({"confirmation": signature.hex()})
+
     def reveal(self, message: Message) -> Message:
         """The shares that unmask a sum."""
         header = message.header
         reveal = self._party(message).reveal(
-            str(header["number"]), header["answered"], header["dropped"], header["groups"]
+            str(header["number"]),
+            header["answered"],
+            header["dropped"],
+            header["groups"],
+            confirmations_from_json(header["confirmations"]),
         )
         return Message({"reveal": reveal_to_json(reveal)})
 

@@ -41,6 +41,7 @@ Send: TypeAlias = Callable[[Mapping[str, Message]], Mapping[str, Message | NodeE
 Summed: TypeAlias = list[tuple[str, tuple[int, ...]]]
 """Name and shape of each output in a vector."""
 MIN_NODES = 2
+_SIGNATURE_BYTES = 64  # of Ed25519
 
 
 class SecureSums:
@@ -290,6 +291,7 @@ class SecureCall:
         self._parties, self._fixed = sorted(sums._identities), dict(lengths)
         self.summed: Summed = []
         self._aggregation: Aggregation | None = None
+        self._confirmations: dict[str, str] = {}  # the signatures of who dropped out
 
     def collect(self, answers: Mapping[str, Message | NodeError]) -> dict[str, str]:
         """Take the masked vectors, and the next deals.
@@ -327,12 +329,22 @@ class SecureCall:
         """The sums of these groups. `ProtocolError` if too few nodes reveal their shares."""
         assert self._aggregation is not None
         total = self._aggregation
-        asked = {
-            "kind": "secure_reveal",
+        lists = {
             "number": self.session.number,
             "answered": total.answered,
             "dropped": total.dropped,
+        }
+        if total.dropped and not self._confirmations:
+            confirm = Message({"kind": "secure_confirm", **lists})
+            for node, answer in send(dict.fromkeys(total.answered, confirm)).items():
+                signature = _read(answer, lambda header, _: bytes.fromhex(header["confirmation"]))
+                if signature is not None and len(signature) == _SIGNATURE_BYTES:
+                    self._confirmations[node] = signature.hex()
+        asked = {
+            "kind": "secure_reveal",
+            **lists,
             "groups": list(groups),
+            "confirmations": self._confirmations,
         }
         reveals = {}
         for node, answer in send({node: Message(asked) for node in total.answered}).items():

@@ -10,8 +10,10 @@ others, each party has dealt Shamir shares of its private key and of its b_u,g t
 
 Before a round each party deals (`Party.deal`): a new public key, and encrypted shares. In the round
 there are two exchanges: `Party.mask`, then `Party.reveal`, in which a party reveals its shares of
-b_v,g of each v that answered, or of the private key of each v that did not, never of both. The
-deal of the next round travels with the answer of `mask`, so keys cost no exchange of their own.
+b_v,g of each v that answered, or of the private key of each v that did not, never of both. If a
+party did not answer, the others first sign the list of those that dropped out (`Party.confirm`):
+keys are revealed only if more than two thirds have the same list. The deal of the next round
+travels with the answer of `mask`, so keys cost no exchange of their own.
 
 The protocol is that of Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine
 Learning, CCS 2017, with keys that are dealt one round ahead.
@@ -173,7 +175,7 @@ class _Round:
     """What a party remembers of a round, until it has revealed."""
 
     session: Session
-    threshold: int  # of the shares of its deals
+    verify_keys: dict[str, bytes]  # of all parties to which its deals were dealt
     shares: dict[str, list[int]]  # those that each party dealt to this one
     lists: tuple[frozenset[str], frozenset[str]] | None = None  # who answered, who did not
     revealed: set[str] = field(default_factory=set)  # the groups
@@ -290,9 +292,21 @@ class Party:
                     total = total + words if name == high else total - words
             result[group] = total
         # The next deal may be for other parties, and must not change this round's threshold.
-        threshold = threshold_of(len(self._identities))
-        self._rounds = {session.number: _Round(session, threshold, shares)}
+        keys = {name: each.verify_key for name, each in self._identities.items()}
+        self._rounds = {session.number: _Round(session, keys, shares)}
         return result
+
+    def confirm(self, number: str, answered: Iterable[str], dropped: Iterable[str]) -> bytes:
+        """The signature of who dropped out, for an exchange before `reveal` if somebody did. A
+        party signs one list in a round.
+
+        Args:
+            number: the session.
+            answered: the parties whose masked vectors are in the sum.
+            dropped: the parties that did not answer.
+        """
+        state, _, gone = self._with_lists(number, answered, dropped)
+        return self._signer.sign(_dropped_text(state.session, gone))
 
     def reveal(
         self,
@@ -300,6 +314,7 @@ class Party:
         answered: Iterable[str],
         dropped: Iterable[str],
         groups: Iterable[str] | None = None,
+        confirmations: Mapping[str, bytes] | None = None,
     ) -> Reveal:
         """The shares that unmask the sums of these groups, for the second exchange of a round. Each
         group is revealed once, and always for the same parties.
@@ -309,20 +324,24 @@ class Party:
             answered: the parties whose masked vectors are in the sum.
             dropped: the parties that did not answer.
             groups: the groups; None for all. Those with too few clients are left out.
+            confirmations: what `confirm` of the parties returned; needed if some dropped out.
         """
-        _require(number in self._rounds, f"round {number} is unknown")
-        state = self._rounds[number]
-        here, lists = state.session, (frozenset(answered), frozenset(dropped))
-        present, gone = lists
-        _require(not present & gone, "a party that both answered and dropped out")
-        _require(present | gone == set(here.public_keys), "other parties than in this round")
-        _require(len(present) >= state.threshold, f"only {len(present)} parties answered")
-        _require(self.name in present, "the own answer is missing")
-        _require(state.lists in (None, lists), "other parties than when it was revealed already")
+        state, present, gone = self._with_lists(number, answered, dropped)
+        here = state.session
+        if gone:
+            # Two lists cannot both have so many: the server could get the keys of a whole group.
+            text = _dropped_text(here, gone)
+            valid = [
+                name
+                for name, signature in (confirmations or {}).items()
+                if name in present and _is_signed(state.verify_keys[name], signature, text)
+            ]
+            least = threshold_of(len(state.verify_keys))
+            _require(len(valid) >= least, f"only {len(valid)} parties confirmed who dropped out")
         wanted = set(here.groups) if groups is None else set(groups)
         _require(wanted <= here.groups.keys(), "unknown groups")
         _require(not wanted & state.revealed, "a group that was revealed already")
-        state.lists, state.revealed = lists, state.revealed | wanted
+        state.revealed |= wanted
         masks = {}
         for group in wanted:
             members = [name for name in here.groups[group] if name in present]
@@ -331,6 +350,23 @@ class Party:
                     name: state.shares[name][1 + here.slot_of(name, group)] for name in members
                 }
         return Reveal(masks, {name: state.shares[name][0] for name in gone})
+
+    def _with_lists(
+        self, number: str, answered: Iterable[str], dropped: Iterable[str]
+    ) -> tuple[_Round, frozenset[str], frozenset[str]]:
+        """The round, and who answered in it and who did not; never other lists than the first."""
+        _require(number in self._rounds, f"round {number} is unknown")
+        state = self._rounds[number]
+        here, lists = state.session, (frozenset(answered), frozenset(dropped))
+        present, gone = lists
+        _require(not present & gone, "a party that both answered and dropped out")
+        _require(present | gone == set(here.public_keys), "other parties than in this round")
+        threshold = threshold_of(len(state.verify_keys))
+        _require(len(present) >= threshold, f"only {len(present)} parties answered")
+        _require(self.name in present, "the own answer is missing")
+        _require(state.lists in (None, lists), "other parties than when it was revealed already")
+        state.lists = lists
+        return state, present, gone
 
     def _accept(self, identities: Sequence[Identity]) -> None:
         """Check the identities, and keep them for the run."""
@@ -573,11 +609,20 @@ def _directory(identities: Iterable[Identity]) -> bytes:
     return hashlib.sha256(packed_text(*parts)).digest()
 
 
-def _verify(key: bytes, signature: bytes, text: bytes, name: str) -> None:
+def _dropped_text(session: Session, dropped: Iterable[str]) -> bytes:
+    return packed_text("dropped", session.digest(), *sorted(dropped))
+
+
+def _is_signed(key: bytes, signature: bytes, text: bytes) -> bool:
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, text)
-    except (InvalidSignature, ValueError) as error:
-        raise ProtocolError(f"a key of {name!r} has no valid signature") from error
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _verify(key: bytes, signature: bytes, text: bytes, name: str) -> None:
+    _require(_is_signed(key, signature, text), f"a key of {name!r} has no valid signature")
 
 
 def _require(condition: bool, text: str) -> None:

@@ -183,6 +183,24 @@ def test_a_node_with_another_key_is_not_accepted(small_digits: Clients) -> None:
     assert "1 of 5 nodes are ready" in results.failures[0].reason
 
 
+def test_nodes_confirm_who_dropped_out_before_they_reveal_keys(small_digits: Clients) -> None:
+    run = secure_run(fc.FedAvg(), small_digits, "remote", nodes=5)
+    whole = a_map(run)
+    assert not kinds(run, "secure_confirm")
+    transport(run).is_lost = lambda node, m: (node, m.header["kind"]) == ("node-4", "secure_map")
+    transport(run).sent.clear()
+    less = a_map(run)
+    assert len(less.ids) == 16 < len(whole.ids)
+    assert len(kinds(run, "secure_confirm")) == 4
+    # Without the signatures of four of five nodes there is no sum.
+    transport(run).is_lost = lambda node, m: (
+        (node, m.header["kind"]) in (("node-4", "secure_map"), ("node-2", "secure_confirm"))
+    )
+    results = a_map(run)
+    assert not len(results.ids)
+    assert "0 revealed their shares" in results.failures[0].reason
+
+
 def test_a_small_group_is_never_unmasked(small_digits: Clients) -> None:
     """Group 1 has clients 1, 3 and 5; client 5's node is lost."""
     run = secure_run(fc.FedAvg(), small_digits, "remote", nodes=10)
@@ -409,7 +427,7 @@ def test_a_malformed_message_is_refused(small_digits: Clients) -> None:
 
 
 # Fields that every message has, and that these do not use.
-_NOT_READ = {"state_lost", "has_client_state", "party"}
+_NOT_READ = {"state_lost", "has_client_state", "party", "confirmations"}
 
 
 def test_a_simulation_on_nodes_has_no_secure_sums(small_digits: Clients) -> None:
