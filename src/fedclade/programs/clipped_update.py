@@ -28,6 +28,7 @@ WITHIN = "within"
 COUNT_SHARE, WITHIN_SHARE = 0.3, 0.1
 MODEL_PREFIXES = ("", "y/")
 """What stands before the names of weights in a reply; "y/" in SCAFFOLD's."""
+_SENT = "sent"  # the prefix of the weights that the server sent, for the last program of a chain
 _ROUNDING = 1 - 2.0**-20  # more than float32 loses when a change is scaled
 
 
@@ -48,7 +49,16 @@ def clipped_update(
     if isinstance(program, ChainedProgram):
         # The reply of `connect` stays outside the prefix.
         second = clipped_update(program.second, clip, has_count, has_within)
-        return replace(program, second=second, spec=None)
+        if isinstance(second, ChainedProgram):
+            return replace(program, second=second, spec=None)
+
+        def connect(broadcast: Tree, params: Tree, reply: Tree) -> tuple[Tree, Tree]:
+            # `second` may start from weights that `first` has changed (FedALA).
+            received, kept = program.connect(broadcast, params, reply)
+            sent = {name: params[name] for name in received if name in params}
+            return received | add_prefix(_SENT, sent), kept
+
+        return replace(program, second=second, connect=connect, spec=None)
     fixed = COUNT_SHARE**2 * has_count + WITHIN_SHARE**2 * has_within
     longest = clip * math.sqrt(1 - fixed) * _ROUNDING
     is_stacked = is_natively_batched(program.finish)
@@ -60,8 +70,10 @@ def clipped_update(
         )
 
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        const, carry = program.start(broadcast, params, memory)
-        return add_prefix("const", const) | add_prefix("received", params), carry
+        own = {name: value for name, value in params.items() if not name.startswith(f"{_SENT}/")}
+        const, carry = program.start(broadcast, own, memory)
+        received = own | strip_prefix(_SENT, params)
+        return add_prefix("const", const) | add_prefix("received", received), carry
 
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         return program.step(broadcast, strip_prefix("const", const), carry, batch)

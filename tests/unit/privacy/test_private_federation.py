@@ -156,6 +156,23 @@ def test_without_noise_and_clipping_it_is_fedavg_with_equal_weights(ragged: Clie
         torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", sorted(PRIVATE.keys() - {"ifca", "clade_groups"}))
+def test_without_noise_and_clipping_a_method_is_what_it_was(
+    name: str, small_digits: Clients
+) -> None:
+    """Of clients of one size. IFCA keeps models that few chose."""
+    private = PrivateRun(PRIVATE[name], small_digits, clip=1e4)
+    plain = MethodRun(PRIVATE[name], "simulator", small_digits)
+    everyone = torch.arange(len(small_digits))
+    ours, expected = private.init(), plain.init()
+    for number in (1, 2):
+        ours = private.private_round(ours, number, everyone)
+        expected = plain.method.round(plain.view, expected, everyone, key=number)
+        plain.fed.client_state.commit(number)
+    for weights, value in expected.models.items():
+        torch.testing.assert_close(ours.models[weights], value, atol=1e-6, rtol=1e-5)
+
+
 def test_models_have_the_noise_that_is_charged(ragged: Clients) -> None:
     everyone, noise = torch.arange(len(ragged)), 3.0
     without, with_noise = (PrivateRun(fc.FedAvg(), ragged) for _ in range(2))
