@@ -166,7 +166,7 @@ class PrivacyBudget:
         if not self._fits(self._round, self.rate):
             raise FedcladeError(
                 f"privacy.epsilon = {self.epsilon:g}: one more sum in round {self._round} would"
-                " exceed it. The run ends here; a new run has a new budget.",
+                " exceed it. The run ends here; what a new run spends on these clients is added.",
                 "privacy.epsilon",
             )
         digests.append(digest)
