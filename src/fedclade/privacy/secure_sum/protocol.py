@@ -329,7 +329,7 @@ class Party:
         state, present, gone = self._with_lists(number, answered, dropped)
         here = state.session
         if gone:
-            # Two lists cannot both have so many: the server could get the keys of a whole group.
+            # Two lists cannot both have that number. Else a server could get the keys of a group.
             text = _dropped_text(here, gone)
             valid = [
                 name
