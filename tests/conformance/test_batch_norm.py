@@ -28,7 +28,7 @@ CASES: dict[str, Any] = {
 }
 REFUSED = {
     *("flis_dc", "flis_hc", "fedgmcc"),  # their server runs the clients' models
-    *("ditto", "apfl", "fedala"),  # clients have a whole model of their own
+    *("ditto", "apfl", "fedala", "pfedgraph"),  # clients have a whole model of their own
     "fedem",  # one layer for K models
 }
 SETTINGS: dict[BatchNorm, set[str]] = {  # with the checks that depend on it

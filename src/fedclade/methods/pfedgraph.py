@@ -180,5 +180,5 @@ def _with_rows(state: PFedGraphState, ids: Tensor) -> PFedGraphState:
 
 def _mixed(shares: Tensor, values: Tensor) -> Tensor:
     """Weighted means of one parameter of the models, one for each row of shares."""
-    means = shares.to(values.device) @ values.double().flatten(1)
+    means = shares.to(values.device) @ values.double().reshape(len(values), -1)
     return means.to(values.dtype).view(-1, *values.shape[1:])
