@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial.distance import cdist
 
 from fedclade.clustering.graph import canonical_labels
 from fedclade.clustering.linkage import cut_height, linkage
@@ -21,6 +20,8 @@ def group_by_knee(points: Points) -> NDArray[np.int64]:
     Args:
         points: (n, d) the points.
     """
+    from scipy.spatial.distance import cdist  # a node's process imports no scipy
+
     if len(points) < 2:
         return np.zeros(len(points), np.int64)
     distance = cdist(points, points)

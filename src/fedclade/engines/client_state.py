@@ -85,8 +85,12 @@ class ClientStateStore:
     def reserve(self, ids: Tensor) -> None:
         """Allocate the memory for a `write` of these clients."""
         if self.initial:
-            new = int((self._pending[ids] < 0).sum())
-            self.rows.reserve(self._used + max(0, new - len(self._free)))
+            self.rows.reserve(self._slots_with(ids))
+
+    def _slots_with(self, ids: Tensor) -> int:
+        """The number of slots after a `write` of these clients."""
+        new = int((self._pending[ids] < 0).sum())
+        return self._used + max(0, new - len(self._free))
 
     def write(self, ids: Tensor, rows: Tree) -> None:
         if not self.initial or rows.keys() != self.initial.keys():
@@ -103,7 +107,7 @@ class ClientStateStore:
                     f" {written}, but the method declared {declared}. Use the same shape in both.",
                     "initial_client_state",
                 )
-        self.reserve(ids)
+        self.rows.reserve(self._slots_with(ids))
         new = ids[self._pending[ids] < 0]
         reused, self._free = self._free[: len(new)], self._free[len(new) :]
         end = self._used + len(new) - len(reused)

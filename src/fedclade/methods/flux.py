@@ -8,7 +8,6 @@ from typing import ClassVar, Self
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.spatial.distance import cdist
 from torch import Tensor
 
 from fedclade.aggregation.mean import weighted_mean
@@ -183,6 +182,8 @@ class FLUX(FedAvg):
             return state
         blocks = results.outputs["inputs"].double().cpu().numpy()
         own = scaled(blocks, *state.reach.numpy()).reshape(len(blocks), -1)
+        from scipy.spatial.distance import cdist  # a node's process imports no scipy
+
         nearest = cdist(own, state.centers.double().numpy()).argmin(1)
         return replace(
             state,
