@@ -98,6 +98,7 @@ def test_a_run_directory_has_the_documented_files(
     assert names == {
         "experiment.toml",
         "rounds.jsonl",
+        "report.html",
         "clients.csv",
         "summary.json",
         "client_features.safetensors",
@@ -344,6 +345,7 @@ def test_the_experiment_that_was_written_has_every_default_but_the_methods_own(
             "clients_per_round": 0.3,
             "seed": 0,
             "eval_every": 2,
+            "eval_clients": 1.0,
             "checkpoint_every": 10,
             "max_rejections": 3,
             "patience": 0,

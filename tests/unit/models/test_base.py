@@ -16,6 +16,7 @@ from fedclade.core.kernels import activation_taps
 from fedclade.core.losses import ExampleLoss, cross_entropy
 from fedclade.data import from_arrays
 from fedclade.models import (
+    CNN,
     MLP,
     MODELS,
     BagOfWords,
@@ -28,6 +29,7 @@ from fedclade.models import (
     Logistic,
     LstmLanguageModel,
     ModelSpec,
+    PflCNN,
     ResidualAutoencoder,
     ResNet9,
     SmallCNN,
@@ -46,6 +48,8 @@ CASES: list[tuple[ModelSpec, tuple[int, ...]]] = [
     (LeNet5(), (3, 32, 32)),
     (CflCNN(), (3, 32, 32)),
     (GmccCNN(), (1, 28, 28)),
+    (CNN(), (1, 28, 28)),
+    (PflCNN(dropout=False), (3, 16, 16)),
     (ResNet9(), (3, 16, 8)),
     (ConvAutoencoder(), (1, 28, 28)),
     (ResidualAutoencoder(hidden=32), (3, 16, 16)),
@@ -101,6 +105,8 @@ def test_models_are_registered_by_name() -> None:
         "lenet5": LeNet5,
         "cfl_cnn": CflCNN,
         "gmcc_cnn": GmccCNN,
+        "cnn": CNN,
+        "pfl_cnn": PflCNN,
         "resnet9": ResNet9,
         "lstm_lm": LstmLanguageModel,
         "bilstm_tagger": BiLstmTagger,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -128,7 +128,7 @@ def rounds(
     """
     seed = experiment.run.seed
     fed, everyone = (
-        Simulator(clients, device=device, **asdict(experiment.engine)),
+        Simulator(clients, device=device, **experiment.engine.simulator_options()),
         torch.arange(len(clients)),
     )
     module = module_for(experiment.model, clients.metadata, seed, experiment.local.loss)

@@ -7,7 +7,6 @@ See `clustering.mode_connectivity` for the loss.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -49,7 +48,7 @@ def curves(tables: dict[str, dict[str, Any]], clients: Clients | None, device: s
         )
     require(len(clients) >= 2, "partition.clients", len(clients), "must be at least 2")
     seed = experiment.run.seed
-    fed = Simulator(clients, device=device, **asdict(experiment.engine))
+    fed = Simulator(clients, device=device, **experiment.engine.simulator_options())
     module = module_for(experiment.model, clients.metadata, seed, experiment.local.loss)
     objective = Objective(module.to(fed.device), experiment.local.loss_for(None))
     pairs = _pairs(clients)

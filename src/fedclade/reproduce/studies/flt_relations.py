@@ -6,7 +6,6 @@ Jamali-Rad et al., arXiv 2103.15947, Figures 2, 3, 11 and 12. No model is evalua
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -72,7 +71,7 @@ def relations(tables: Tables, clients: Clients | None, device: str) -> StudyResu
 def _states(experiment: Experiment, clients: Clients, device: str) -> Iterator[tuple[int, State]]:
     """The state of the method before the first round and after rounds, as in a run."""
     run, seed = experiment.run, experiment.run.seed
-    fed = Simulator(clients, device=device, **asdict(experiment.engine))
+    fed = Simulator(clients, device=device, **experiment.engine.simulator_options())
     module = module_for(experiment.model, clients.metadata, seed, experiment.local.loss)
     objective = Objective(module.to(fed.device), experiment.local.loss_for(None))
     method = inject_context(experiment.method, clients.metadata, seed)
