@@ -153,7 +153,7 @@ def test_the_partition_has_the_seed_of_the_run_unless_its_seed_is_set() -> None:
         ("runs.rounds=3", "runs", ["[runs]", "'run'"]),
         ("xyz.rounds=3", "xyz", ["[xyz]", *TABLES]),
         ("method.name=fedvag", "method.name", ["'fedvag'", "'fedavg'"]),
-        ("model.name=cnn", "model.name", ["'cnn'"]),
+        ("model.name=cnm", "model.name", ["'cnm'"]),
         ("partition.name=label_cluster", "partition.name", ["'label_clusters'"]),
         ("method.name=3", "method.name", ["3", "fedavg"]),
         ("data.name=3", "data.name", ["3"]),

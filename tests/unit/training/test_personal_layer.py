@@ -186,9 +186,9 @@ def test_every_method_has_the_layer_or_a_reason(name: str) -> None:
             result = do(layer, method, rounds=1, **settings)
             assert result.summary["accuracy_shared"] is not None
             assert torch.isfinite(result.predict(small_digits().x_test[:4], 3, kind="output")).all()
-    assert bool(method.no_guarded_layer) == (
-        name in ("local", "ditto", "apfl", "fedavg_finetune", "fedbabu", "per_fedavg")
-    )
+    own_models = ("local", "ditto", "apfl", "pfedgraph")
+    use_held_out = ("fedavg_finetune", "fedbabu", "per_fedavg", "feddbe")
+    assert bool(method.no_guarded_layer) == (name in (*own_models, *use_held_out))
 
 
 def test_absent_clients_and_rejected_replies(monkeypatch: pytest.MonkeyPatch) -> None:
