@@ -93,7 +93,7 @@ GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/methods/flt.md": pictures,
     **{
         f"docs/methods/{name}.md": digits
-        for name in ("clade", "clade_groups", "cfl", "flis", "fedgmcc", "fedsem", "pca_hc")
+        for name in ("clade", "clade_groups", "cfl", "flis", "fedgmcc", "fedsem", "pca_hc", "pacfl")
     },
     "docs/diagnosis.md": digits,
     "docs/personal.md": digits,

@@ -149,7 +149,7 @@ def test_memory_of_the_simulator_is_freed(digits: Clients, monkeypatch: pytest.M
 
     simulators: list[weakref.ref[Simulator]] = []
 
-    def simulator(run: Any) -> Simulator:
+    def simulator(run: Any, state_folder: Path | None) -> Simulator:
         made = Simulator(run.clients, device="cpu")
         simulators.append(weakref.ref(made))
         return made

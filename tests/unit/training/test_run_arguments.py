@@ -32,8 +32,9 @@ def test_every_argument_is_documented_and_every_setting_has_a_short_form() -> No
     document = inspect.getdoc(fc.run) or ""
     arguments = set(inspect.signature(fc.run).parameters)
     assert [name for name in arguments if f"\n    {name}: " not in document] == []
+    only_in_files = {"shards", "client_state"}  # for several simulators and their disks
     for settings in (fc.LocalConfig, fc.TrainingConfig, EngineConfig):
-        assert {field.name for field in fields(settings)} <= arguments
+        assert {field.name for field in fields(settings)} - only_in_files <= arguments
 
 
 @pytest.mark.parametrize("settings", [fc.LocalConfig(), fc.TrainingConfig()])
@@ -46,7 +47,7 @@ def test_the_documented_defaults_are_those_of_the_objects(
         default = text.split(" by default", 1)[0].rsplit(" ", 1)[1]
         value = getattr(settings, field.name)
         expected = "none" if value == () else f"{value}".removesuffix(".0")
-        assert default == expected, field.name
+        assert default.removesuffix(".0") == expected, field.name
 
 
 def test_objects_and_short_forms_give_the_same_run(digits: Clients) -> None:
