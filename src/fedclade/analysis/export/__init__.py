@@ -65,8 +65,8 @@ def export(
         >>> import fedclade as fc
         >>> clients = fc.data.partition(fc.data.load("digits"), fc.data.Iid(), clients=4)
         >>> result = fc.run(fc.FedAvg(), clients, fc.models.MLP(8), rounds=1, out="runs/exported")
-        >>> [card["name"] for card in fc.export(result, formats=["safetensors"]).cards]
-        ['group-0']
+        >>> len(fc.export(result, formats=["safetensors"]).cards)
+        1
     """
     for name in formats:
         if name not in FORMATS:
