@@ -30,3 +30,13 @@ def start_federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start
         if (folder / "plan.json").exists():
             Federation.open(folder).down()
         assert processes(folder) == {}
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new app, from the template."""
+    from fedclade.integrations.flower.app_template import new_app
+
+    folder = tmp_path_factory.mktemp("apps") / "clinics"
+    new_app(folder)
+    return folder

@@ -40,13 +40,6 @@ def federation(start_federation: Start) -> Federation:
     return found
 
 
-@pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("apps") / "clinics"
-    new_app(folder)
-    return folder
-
-
 def settings(out: Path, method: str, rounds: int, **more: Any) -> dict[str, Any]:
     given = {
         "method.name": method,

@@ -17,7 +17,6 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedclade
 
 from tests.integration.flower.conftest import Start
 
-from fedclade.integrations.flower.app_template import new_app
 from fedclade.integrations.flower.local_deployment.deployment import Federation
 from fedclade.integrations.flower.local_deployment.supervisor import processes
 from fedclade.io.run_dir import StoredModels
@@ -30,13 +29,6 @@ NODES = 4
 def federation(start_federation: Start) -> Federation:
     found: Federation = start_federation(NODES, secure=False)
     return found
-
-
-@pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("apps") / "clinics"
-    new_app(folder)
-    return folder
 
 
 @pytest.mark.parametrize("method", ["fedavg", "clade_groups", "scaffold", "ifca"])
