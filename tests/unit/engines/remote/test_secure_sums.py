@@ -126,7 +126,7 @@ def test_with_two_of_ten_nodes_lost_it_is_the_sum_of_the_others(
     # The next round has everybody again.
     transport(run).is_lost = lambda node, m: False
     active[0] = False
-    # Whoever did not answer has lost what it computed; methods with client state differ there.
+    # A client without an answer has lost what it computed; client state differs there.
     if name != "scaffold":
         assert same_models(run.round(state, 2, EVERYONE), other.round(expected, 2, EVERYONE))
 
