@@ -5,7 +5,9 @@ a CUDA device.
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -23,7 +25,7 @@ from fedclade.core import LocalTraining, ModelAssignment, sgd
 from fedclade.core.federation import SegmentSum
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree, stack
-from fedclade.data import Clients, Iid, dataset, from_arrays, partition
+from fedclade.data import Clients, Iid, NaturalId, dataset, from_arrays, load, partition
 from fedclade.engines import simulator
 from fedclade.engines.accumulator import Accumulator
 from fedclade.engines.simulator import Precision
@@ -423,3 +425,51 @@ def test_samples_on_the_host_give_the_same_bytes(
     actual = replies(model, images, "cuda")
     assert Simulator(images, device="cuda")._train.storage.type == "cpu"
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("method", [FedAvg(), Clade()], ids=lambda method: method.name)
+def test_a_run_on_mapped_images_gives_the_bytes_of_one_with_images_on_the_device(
+    method: Method, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """252 MB of images: training, test and validation data, signatures and the evaluation."""
+    count, generator = 20_480, np.random.default_rng(0)
+    y = generator.integers(0, 4, count)
+    file = np.lib.format.open_memmap(
+        tmp_path / "x_train.npy", mode="w+", dtype=np.uint8, shape=(count, 64, 64, 3)
+    )
+    for start in range(0, count, 1024):
+        images = generator.integers(0, 200, (1024, 64, 64, 3), dtype=np.uint8)
+        file[start : start + 1024] = images + 10 * y[start : start + 1024, None, None, None]
+    file.flush()
+    np.save(tmp_path / "y_train.npy", y)
+    np.save(tmp_path / "site_train.npy", np.arange(count) % 20)
+    data = partition(load(tmp_path), NaturalId("site"), clients=20).with_validation(0.1)
+
+    def trained() -> tuple[Tree, float, int]:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = run(
+            method,
+            data,
+            SmallCNN(),
+            rounds=4,
+            clients_per_round=5,
+            batch_size=32,
+            lr=0.02,
+            device="cuda",
+            chunk=5,
+        )
+        weights = {name: value.cpu() for name, value in result.model_of(3).state_dict().items()}
+        peak = torch.cuda.max_memory_allocated() - before
+        return weights, float(result.summary["validation_loss"]), peak
+
+    expected, expected_loss, on_device = trained()
+    monkeypatch.setattr(simulator, "_CUDA_DATA_SHARE", 0.0)
+    assert Simulator(data, device="cuda")._train.storage.type == "cpu"
+    actual, loss, on_host = trained()
+    assert loss == expected_loss
+    assert all(torch.equal(actual[name], value) for name, value in expected.items())
+    # The images are not on the device, apart from the batches.
+    assert on_device - on_host > 0.8 * file.nbytes
