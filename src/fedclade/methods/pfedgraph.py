@@ -161,7 +161,7 @@ class PFedGraph(FedAvg):
         state = _with_rows(state, ids)
         rows = torch.cat([torch.tensor([SHARED]), state.cluster_ids[ids]])
         models = {
-            name: state.models[name].index_copy(0, rows, _mixed(shares, value))
+            name: state.models[name].index_copy(0, rows.to(value.device), _mixed(shares, value))
             for name, value in results.outputs.items()
         }
         return replace(state, models=models)
