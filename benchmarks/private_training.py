@@ -1,82 +1,143 @@
-"""What differential privacy of whole clients costs: accuracy by ε.
+"""What differential privacy of whole clients costs: accuracy by ε, with and without groups.
 
-python benchmarks/private_training.py --data-root FOLDER [--seeds 2]
+python benchmarks/private_training.py --data-root FOLDER --out PART.json [--device cuda]
+    [--data mnist emnist62] [--federations labels rotation dirichlet]
+    [--methods fedavg clade_groups oracle local] [--epsilons none 8 4 2 1] [--seeds 0 1]
+python benchmarks/private_training.py --merge PART.json … --out results/private_training.json
 
-Results go to results/private_training.json; tools/docs/privacy_page.py writes the table of
-docs/privacy.md from them. FOLDER has mnist.npz. 1,000 clients of MNIST in five groups of two
-classes; an MLP of 64 hidden units, 30 rounds of 200 clients on average, lr 0.1, batches of 10.
+A part that is begun is continued: runs that it has are not repeated. tools/docs/privacy_page.py
+writes the tables of docs/privacy.md from results/private_training.json.
+
+FOLDER has mnist.npz and emnist62.npz. 1,000 clients, 200 of them a round on average; an MLP of 64
+hidden units, lr 0.1, batches of 10; 30 rounds of MNIST, 60 of emnist62. labels: five groups of two
+classes (emnist62: of twelve). rotation: four groups, whose images are turned by a multiple of 90°.
+dirichlet: classes in shares from Dirichlet(0.5), so there are no groups.
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
-from collections.abc import Iterator
+import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedclade.io.compact_json import write_results
-from fedclade.training import experiment_file
+import fedclade as fc
+from fedclade.engines.simulator import pick_device
+from fedclade.io.compact_json import read_results, write_results
+from fedclade.io.environment_info import environment_info
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "private_training.json"
-EPSILONS = (None, 8.0, 4.0, 2.0, 1.0)
-METHODS: dict[str, list[str]] = {
-    "fedavg": [],
-    "clade_groups": ["method.signature_epsilon=3.0"],
-    "local": [],
+Row = dict[str, Any]
+ROUNDS = {"mnist": 30, "emnist62": 60}
+CLASSES = {"mnist": 2, "emnist62": 12}  # of a group
+FEDERATIONS = ("labels", "rotation", "dirichlet")
+METHODS: dict[str, fc.Method] = {
+    "fedavg": fc.FedAvg(),
+    "clade_groups": fc.CladeGroups(signature_epsilon=3.0),
+    "oracle": fc.Oracle(),
+    "local": fc.Local(),
 }
-TABLES: dict[str, dict[str, Any]] = {
-    "data": {"name": "mnist"},
-    "partition": {"name": "label_clusters", "clients": 1000, "clusters": 5, "classes": 2},
-    "model": {"name": "mlp", "hidden": 64},
-    "local": {"lr": 0.1, "batch_size": 10, "epochs": 1},
-    "method": {"name": "fedavg"},
-    "run": {"rounds": 30, "clients_per_round": 0.2, "eval_every": 0},
-}
+EPSILONS = ("none", "8", "4", "2", "1")
+KEY = ("data", "federation", "method", "epsilon", "seed")
 
 
-def runs(root: str, seeds: int) -> Iterator[dict[str, Any]]:
-    for seed in range(seeds):
-        clients = experiment_file.experiment(
-            experiment_file.apply(TABLES, [f"run.seed={seed}"])
-        ).clients(root)
-        for epsilon in EPSILONS:
-            for method, settings in METHODS.items():
-                if method == "local" and epsilon is not None:
-                    continue  # nothing is sent
-                sets = [f"run.seed={seed}", f"method.name={method}", *settings]
-                if epsilon is not None:
-                    sets.append(f"privacy.epsilon={epsilon}")
-                chosen = experiment_file.experiment(experiment_file.apply(TABLES, sets))
-                summary = chosen.to_run(clients, "cpu").run().summary
-                yield {
-                    "seed": seed,
-                    "method": method,
-                    "epsilon": epsilon,
-                    "accuracy": summary["accuracy"],
-                    "worst": summary["accuracy_worst10"],
-                    "ari": summary["ari"],
-                    "noise_multiplier": summary.get("privacy", {}).get("noise_multiplier"),
-                }
+def federation(data: fc.data.Dataset, name: str, seed: int, clients: int) -> fc.data.Clients:
+    schemes = {
+        "labels": fc.data.LabelClusters(clusters=5, classes=CLASSES[data.name]),
+        "rotation": fc.data.Rotation(clusters=4),
+        "dirichlet": fc.data.Dirichlet(0.5),
+    }
+    return fc.data.partition(data, schemes[name], clients=clients, seed=seed, probe=None)
+
+
+def is_run(federation: str, method: str, epsilon: str) -> bool:
+    if method == "local":
+        return epsilon == "none"  # nothing is sent
+    return method != "oracle" or federation != "dirichlet"
+
+
+def measured(clients: fc.data.Clients, row: Row, rounds: int, device: str) -> Row:
+    """The numbers of one run."""
+    begin = time.perf_counter()
+    epsilon = row["epsilon"]
+    summary = fc.run(
+        METHODS[row["method"]],
+        clients,
+        fc.models.MLP(64),
+        seed=row["seed"],
+        device=device,
+        rounds=rounds,
+        clients_per_round=0.2,
+        eval_every=0,
+        privacy=fc.PrivacyConfig(epsilon=None if epsilon == "none" else float(epsilon)),
+    ).summary
+    return row | {
+        "accuracy": summary["accuracy"],
+        "worst": summary["accuracy_worst10"],
+        "ari": summary["ari"],
+        "groups": summary["clusters"],
+        "noise_multiplier": summary.get("privacy", {}).get("noise_multiplier"),
+        "seconds": round(time.perf_counter() - begin, 1),
+    }
+
+
+def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The runs of all parts in one order; of equal runs the last one."""
+    rows = {tuple(row[key] for key in KEY): row for part in parts for row in part["runs"]}
+    order = {
+        "data": tuple(ROUNDS),
+        "federation": FEDERATIONS,
+        "method": tuple(METHODS),
+        "epsilon": EPSILONS,
+    }
+
+    def place(row: Row) -> list[int]:
+        return [order[key].index(row[key]) if key in order else row[key] for key in KEY]
+
+    return parts[-1] | {"runs": sorted(rows.values(), key=place)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data-root", required=True)
-    parser.add_argument("--seeds", type=int, default=2)
-    arguments = parser.parse_args()
+    parser.add_argument("--data-root", default="data")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--data", nargs="+", choices=ROUNDS, default=list(ROUNDS))
+    parser.add_argument("--federations", nargs="+", choices=FEDERATIONS, default=FEDERATIONS)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--epsilons", nargs="+", choices=EPSILONS, default=EPSILONS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--clients", type=int, default=1000, help="fewer for a trial")
+    parser.add_argument("--rounds", type=int, help="fewer for a trial")
+    parser.add_argument("--merge", nargs="+", type=Path, default=[])
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    if args.merge:
+        write_results(args.out, merged([read_results(path) for path in args.merge]))
+        return
     torch.set_num_threads(1)
-    content = {
-        "machine": platform.machine(),
-        "torch": torch.__version__,
-        "delta": 1e-5,
-        "runs": list(runs(arguments.data_root, arguments.seeds)),
-    }
-    write_results(RESULTS, content)
+    warnings.simplefilter("ignore")
+    rows: list[Row] = read_results(args.out)["runs"] if args.out.exists() else []
+    about = environment_info(pick_device(args.device).type)
+    known = {tuple(row[key] for key in KEY) for row in rows}
+    for name in args.data:
+        data = fc.data.load(name, args.data_root)
+        for kind in args.federations:
+            for seed in args.seeds:
+                clients = federation(data, kind, seed, args.clients)
+                for method in args.methods:
+                    for epsilon in args.epsilons:
+                        key = (name, kind, method, epsilon, seed)
+                        if key in known or not is_run(kind, method, epsilon):
+                            continue
+                        row = dict(zip(KEY, key, strict=True))
+                        rounds = args.rounds or ROUNDS[name]
+                        rows.append(measured(clients, row, rounds, args.device))
+                        print(rows[-1], flush=True)
+                        write_results(args.out, {"about": about, "delta": 1e-5, "runs": rows})
 
 
 if __name__ == "__main__":

@@ -25,6 +25,11 @@ FEDERATIONS = {
     "quickstart": "`quickstart`: 40 clients of {} digits on average, 30 rounds",
     "scenario1": "MNIST, Scenario 1: 100 clients of {} images on average, 10 rounds",
 }
+TRAINING_FEDERATIONS = {
+    "labels": "five groups of labels",
+    "rotation": "four groups, images turned by 0°, 90°, 180° or 270°",
+    "dirichlet": "labels by Dirichlet(0.5), no groups",
+}
 WITH_SECURE_SUMS = {
     "sum": "sums over groups",
     "signatures": "sums over groups, and signatures in clear",
@@ -122,19 +127,36 @@ def training_table(results: Row) -> str:
     runs = results["runs"]
     epsilons = list(dict.fromkeys(run["epsilon"] for run in runs))
     lines = []
-    for method in dict.fromkeys(run["method"] for run in runs):
-        cells = []
-        for epsilon in epsilons:
-            found = [r for r in runs if (r["method"], r["epsilon"]) == (method, epsilon)]
-            means = [np.mean([run[key] for run in found]) for key in ("accuracy", "worst") if found]
-            cells.append("{:.1f} % ({:.1f} %)".format(*means) if found else "")
-        lines.append([method, *cells])
-    noise = [
-        next(run["noise_multiplier"] for run in runs if run["epsilon"] == epsilon)
-        for epsilon in epsilons
-    ]
-    lines.append(["noise multiplier z", *("" if z is None else f"{z:.2f}" for z in noise)])
-    return table(["", *("none" if e is None else f"ε = {e:g}" for e in epsilons)], lines)
+    for data, federation in dict.fromkeys((run["data"], run["federation"]) for run in runs):
+        here = [run for run in runs if (run["data"], run["federation"]) == (data, federation)]
+        title = f"**{data}: {TRAINING_FEDERATIONS[federation]}**"
+        lines.append([title, *[""] * len(epsilons)])
+        for method in dict.fromkeys(run["method"] for run in here):
+            of_method = [run for run in here if run["method"] == method]
+            found = f", {_found(of_method)}" if method == "clade_groups" else ""
+            cells = []
+            for epsilon in epsilons:
+                rows = [run for run in of_method if run["epsilon"] == epsilon]
+                means = [
+                    np.mean([row[key] for row in rows]) for key in ("accuracy", "worst") if rows
+                ]
+                cells.append("{:.1f} % ({:.1f} %)".format(*means) if rows else "")
+            lines.append([method + found, *cells])
+        lines.append(["noise multiplier z", *(_noise(here, epsilon) for epsilon in epsilons)])
+    return table(["", *("none" if e == "none" else f"ε = {e}" for e in epsilons)], lines)
+
+
+def _found(runs: list[Row]) -> str:
+    """How good the groups are, or how many there are if there is no truth."""
+    if runs[0]["ari"] is not None:
+        return f"ARI {_mean_ari(runs)}"
+    numbers = sorted({run["groups"] for run in runs})
+    return f"{' or '.join(map(str, numbers))} groups"
+
+
+def _noise(runs: list[Row], epsilon: str) -> str:
+    noise = next(run["noise_multiplier"] for run in runs if run["epsilon"] == epsilon)
+    return "" if noise is None else f"{noise:.2f}"
 
 
 def page(text: str) -> str:
