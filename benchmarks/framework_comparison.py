@@ -31,7 +31,7 @@ import select
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,7 +106,13 @@ class WorkerError(Exception):
 class Worker:
     """The process of a framework; frameworks/worker.py describes the protocol."""
 
-    def __init__(self, framework: Framework, python: Path) -> None:
+    def __init__(
+        self,
+        framework: Framework,
+        python: Path,
+        job: Path = JOB,
+        variables: Mapping[str, str] = ENVIRONMENT,
+    ) -> None:
         name = framework.name.replace(" ", "_").replace(",", "")
         self.weights, self.log = WORK / f"{name}.npz", WORK / f"{name}.log"
         self.weights.unlink(missing_ok=True)
@@ -115,7 +121,7 @@ class Worker:
                 [
                     str(python),
                     str(WORKERS / framework.script),
-                    str(JOB),
+                    str(job),
                     str(self.weights),
                     *framework.arguments,
                 ],
@@ -123,7 +129,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=os.environ | ENVIRONMENT,
+                env={**os.environ, **variables},
                 preexec_fn=lambda: os.sched_setaffinity(0, framework.cores),
             )
         assert self.process.stdin is not None
