@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -76,15 +76,109 @@ def evaluate(
         return _evaluate(setup, clients, state, round_number, history, is_final)
 
 
-def _evaluate(
+@runtime_checkable
+class JoinsEvaluation(Protocol):
+    """An engine whose messages cost time: an evaluation can be a part of the next training's."""
+
+    def evaluate_with_next(
+        self,
+        assignment: ModelAssignment,
+        ids: Tensor,
+        requests: Sequence[EvalRequest],
+        key: int,
+        done: Callable[[list[Tree]], None],
+    ) -> None:
+        """As `Engine.evaluate`, together with the next `map`.
+
+        Args:
+            assignment: the model of each client.
+            ids: the clients.
+            requests: the evaluations.
+            key: the randomness of fine-tuning.
+            done: gets the results, before `map` returns.
+        """
+
+    def finish_evaluation(self) -> None:
+        """Evaluate now if there was no `map`."""
+
+
+def joins_next_round(setup: RunSetup, round_number: int) -> bool:
+    """Whether the evaluation after this round may wait for the next one: nothing that happens until
+    then depends on it, and its clients are sent one message in clear.
+
+    Args:
+        setup: the setup of the run.
+        round_number: the number of the round.
+    """
+    training = setup.training
+    return (
+        isinstance(setup.engine, JoinsEvaluation)
+        and round_number < training.rounds
+        and training.patience == 0
+        and training.select == "last"
+        and setup.budget is None
+        and setup.sums is setup.engine
+        and not setup.is_layer_due(round_number, False)
+    )
+
+
+def evaluate_with_next(
+    setup: RunSetup,
+    clients: ClientMetadata,
+    state: State,
+    round_number: int,
+    history: Sequence[RoundRecord],
+    done: Callable[[Evaluation], None],
+) -> None:
+    """As `evaluate`, together with the next training; see `joins_next_round`.
+
+    Args:
+        setup: the setup of the run.
+        clients: the clients.
+        state: the state after this round.
+        round_number: the number of this round.
+        history: the rounds before this round.
+        done: gets the evaluation.
+    """
+    assert isinstance(setup.engine, JoinsEvaluation)
+    begun = _begin(setup, clients, state, round_number, history, False)
+    setup.engine.evaluate_with_next(
+        begun.assignment,
+        begun.ids,
+        list(begun.requests.values()),
+        begun.key,
+        lambda answers: done(begun.finished(setup, clients, answers)),
+    )
+
+
+class _Begun(NamedTuple):
+    """An evaluation without its answers."""
+
+    state: State
+    assignment: ModelAssignment
+    ids: Tensor
+    requests: dict[str, EvalRequest]  # by the affix of the metrics' names
+    personalize: AnyProgram | None
+    key: int
+
+    def finished(
+        self, setup: RunSetup, clients: ClientMetadata, answers: Sequence[Tree]
+    ) -> Evaluation:
+        values = _columns(setup, clients, self.ids, dict(zip(self.requests, answers, strict=True)))
+        return Evaluation(
+            self.state, self.assignment, self.ids, values, self.personalize, 0, Traffic()
+        )
+
+
+def _begin(
     setup: RunSetup,
     clients: ClientMetadata,
     state: State,
     round_number: int,
     history: Sequence[RoundRecord],
     is_final: bool,
-) -> Evaluation:
-    method, engine = setup.method_for(round_number), setup.engine
+) -> _Begun:
+    method = setup.method_for(round_number)
     chosen = evaluated_clients(setup, len(clients), is_final)
     state, ids = _with_clusters(setup, clients, chosen, state, round_number, history)
     key = fold_in(setup.training.seed, "evaluate", round_number)
@@ -104,24 +198,39 @@ def _evaluate(
     requests = {"_shared" if is_layered else "": test, "train_": replace(test, split="train")}
     if clients.has_validation:
         requests["validation_"] = replace(test, split="validation")
+    return _Begun(state, assignment, ids, requests, personalize, key)
+
+
+def _evaluate(
+    setup: RunSetup,
+    clients: ClientMetadata,
+    state: State,
+    round_number: int,
+    history: Sequence[RoundRecord],
+    is_final: bool,
+) -> Evaluation:
+    method, engine = setup.method_for(round_number), setup.engine
+    is_layered = setup.is_layer_due(round_number, is_final)
+    begun = _begin(setup, clients, state, round_number, history, is_final)
     delivers = is_final and setup.training.select == "last"
-    deliver = Delivery(personalize) if delivers and not is_layered else None
+    deliver = Delivery(begun.personalize) if delivers and not is_layered else None
+    state, assignment, ids, requests, _, key = begun
     answers = engine.evaluate(assignment, ids, list(requests.values()), key, deliver)
-    values = _columns(setup, clients, ids, dict(zip(requests, answers, strict=True)))
+    shared = begun.finished(setup, clients, answers)
     if setup.layer is None or not is_layered:
-        return Evaluation(state, assignment, ids, values, personalize, 0, Traffic())
+        return shared
 
     before = replace(engine.traffic)
     assignment = setup.layer.assignment(setup.sums, method, assignment, ids, key)
     traffic = Traffic(engine.traffic.up - before.up, engine.traffic.down - before.down)
-    personalize = setup.layer.program(method)
+    personalize: AnyProgram | None = setup.layer.program(method)
     if is_final and len(ids) and _fit_in_memory(setup, ids):  # once, for evaluation and result
         models = engine.models_of(assignment, ids, personalize, key)
         assignment, personalize = ModelAssignment(models, torch.arange(len(ids))), None
     layered = EvalRequest(setup.served, setup.metrics, "test", personalize)
     deliver = Delivery(personalize, key) if delivers else None
     (answer,) = engine.evaluate(assignment, ids, [layered], key, deliver)
-    values = _columns(setup, clients, ids, {"": answer}) | values
+    values = _columns(setup, clients, ids, {"": answer}) | shared.values
     return Evaluation(state, assignment, ids, values, personalize, key, traffic)
 
 

@@ -15,7 +15,7 @@ from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.encoding import encoding_to_json
 from fedclade.engines.oom import is_out_of_memory
-from fedclade.errors import InvalidInputError
+from fedclade.errors import FedcladeError, InvalidInputError
 from fedclade.io import checkpoint
 from fedclade.io.checkpoint import Checkpoint
 from fedclade.io.run_dir import RunDirectory
@@ -24,8 +24,14 @@ from fedclade.training import metrics
 from fedclade.training.callbacks import Callback
 from fedclade.training.client_sampling import cohort_of, exclude_blocked
 from fedclade.training.early_stopping import is_better, is_exhausted
-from fedclade.training.evaluation import Evaluation, evaluate
-from fedclade.training.round_costs import Counters
+from fedclade.training.evaluation import (
+    Evaluation,
+    JoinsEvaluation,
+    evaluate,
+    evaluate_with_next,
+    joins_next_round,
+)
+from fedclade.training.round_costs import Counters, failures
 from fedclade.training.setup import RunSetup
 
 
@@ -144,8 +150,12 @@ def train(
         return None
     for number in range(progress.round + 1, setup.training.rounds + 1):
         counters = counters or Counters(setup.engine)
-        with setup.engine.clock.phase("round"):
-            cohort_size = _train_round(setup, progress, number)
+        try:
+            with setup.engine.clock.phase("round"):
+                cohort_size = _train_round(setup, progress, number)
+        except FedcladeError:
+            _finish_evaluation(setup)  # so that the row of the last round is complete
+            raise
         row: dict[str, Any] = {
             "round": number,
             "clients": cohort_size,
@@ -155,9 +165,14 @@ def train(
         if setup.budget is not None:
             row["next_clip"] = setup.budget.clip
         is_evaluated = setup.is_due(number, setup.training.eval_every)
+        if is_evaluated and progress.stopped is None and joins_next_round(setup, number):
+            row["seconds"] = counters.seconds()
+            _evaluate_later(setup, progress, row, callbacks)
+            counters = None
+            continue
         if is_evaluated:
             is_last = number == setup.training.rounds
-            evaluation = _evaluate_round(setup, progress, row, counters, is_last)
+            evaluation = _evaluate_round(setup, progress, row, is_last)
         row["seconds"] = counters.seconds()
         record = cast(RoundRecord, row)
         progress.history.append(record)
@@ -172,15 +187,54 @@ def train(
         elif progress.stopped is not None:
             is_partial = setup.layer is not None or setup.training.samples_evaluation
             if not is_evaluated or is_partial:
-                evaluation = _evaluate_round(setup, progress, row, counters, is_last=True)
+                evaluation = _evaluate_round(setup, progress, row, is_last=True)
                 row["seconds"] = counters.seconds()
             break
         counters = None
     return evaluation
 
 
+def _evaluate_later(
+    setup: RunSetup, progress: Progress, row: dict[str, Any], callbacks: Sequence[Callback]
+) -> None:
+    """Evaluate a round together with the training of the next one. Its row is in the history now,
+    and complete before the state of the next round replaces this one; then the callbacks get it.
+    """
+    record, clients, state = cast(RoundRecord, row), progress.clients, progress.state
+    earlier = list(progress.history)
+    progress.history.append(record)
+
+    def finish(evaluation: Evaluation) -> None:
+        _add_metrics(setup, clients, state, row, evaluation)
+        for callback in callbacks:
+            callback.after_round(record)
+
+    evaluate_with_next(setup, clients, state, row["round"], earlier, finish)
+
+
+def _finish_evaluation(setup: RunSetup) -> None:
+    """Evaluate the last round now, if there was no training with which it could travel."""
+    if isinstance(setup.engine, JoinsEvaluation):
+        setup.engine.finish_evaluation()
+
+
+def _add_metrics(
+    setup: RunSetup,
+    clients: ClientMetadata,
+    state: State,
+    row: dict[str, Any],
+    evaluation: Evaluation,
+) -> None:
+    """Add the numbers of an evaluation to the row of its round."""
+    row["failures"] += failures(setup.engine)
+    row["bytes_up"] += evaluation.traffic.up
+    row["bytes_down"] += evaluation.traffic.down
+    row |= metrics.summary_of(evaluation.values, evaluation.test_samples(clients))
+    row |= metrics.by_cluster(evaluation.values, state.cluster_ids)
+
+
 def _evaluate_round(
-    setup: RunSetup, progress: Progress, row: dict[str, Any], counters: Counters, is_last: bool
+    setup: RunSetup, progress: Progress, row: dict[str, Any], is_last: bool
 ) -> Evaluation:
     """Evaluate a round and add the numbers to its row. Keeps the state if it is the best so far."""
     number, state = row["round"], progress.state
@@ -188,11 +242,7 @@ def _evaluate_round(
         row["epsilon"] = setup.budget.spent()
     earlier = [each for each in progress.history if each["round"] < number]
     evaluation = evaluate(setup, progress.clients, state, number, earlier, is_last)
-    row["failures"] += counters.failures(setup.engine)
-    row["bytes_up"] += evaluation.traffic.up
-    row["bytes_down"] += evaluation.traffic.down
-    row |= metrics.summary_of(evaluation.values, evaluation.test_samples(progress.clients))
-    row |= metrics.by_cluster(evaluation.values, state.cluster_ids)
+    _add_metrics(setup, progress.clients, state, row, evaluation)
     loss = row.get("validation_loss")
     best = progress.best.loss if progress.best is not None else None
     if setup.training.select == "best" and loss is not None and is_better(loss, best):
@@ -241,6 +291,7 @@ def _train_round(setup: RunSetup, progress: Progress, number: int) -> int:
         setup.budget.group_sizes = torch.bincount(known, minlength=len(state))
     before, state = state, method.round(setup.federation, state, cohort, key)
     require_updated(setup.federation, before, state)
+    _finish_evaluation(setup)
     setup.engine.client_state.commit(number)
     progress.state = state
     return len(drawn)

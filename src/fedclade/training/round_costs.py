@@ -26,15 +26,16 @@ class Counters:
     def row(self, fed: Engine) -> dict[str, Any]:
         """The failures and the traffic, as keys of the history."""
         return {
-            "failures": self.failures(fed),
+            "failures": failures(fed),
             "bytes_up": fed.traffic.up - self.up,
             "bytes_down": fed.traffic.down - self.down,
         }
 
-    def failures(self, fed: Engine) -> list[dict[str, Any]]:
-        """The failures since the last call."""
-        return [asdict(failure) for failure in fed.pop_failures()]
-
     def seconds(self) -> float:
         """The time since the start."""
         return round(time.perf_counter() - self.begin, 4)
+
+
+def failures(fed: Engine) -> list[dict[str, Any]]:
+    """The failures since the last call."""
+    return [asdict(failure) for failure in fed.pop_failures()]

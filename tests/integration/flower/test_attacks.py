@@ -32,6 +32,7 @@ from fedclade.core.losses import accuracy
 from fedclade.core.program_serialization import NodeContext, factories_of, to_spec
 from fedclade.data import Clients
 from fedclade.data.client_metadata import ClientMetadata
+from fedclade.engines.remote.evaluation import PART, join_answers, split_answers
 from fedclade.engines.remote.federation import RemoteFederation
 from fedclade.engines.remote.messages import MAX_REASON, Message, NodeError, decode, encode
 from fedclade.engines.remote.node import InMemoryStateStore, Node
@@ -89,8 +90,9 @@ class HostileTransport(InProcessTransport):
 
     Args:
         nodes: the nodes.
-        kind: the kind of message whose answers it changes.
-        attack: changes an answer; None: the answer does not arrive.
+        kind: the kind of message whose answers it changes; or "training" or "evaluation", for this
+            part of the answers to messages that have both.
+        attack: changes an answer; None: the answer does not arrive, or the part is refused.
     """
 
     def __init__(self, nodes: Mapping[str, Node], kind: str, attack: Attack | None) -> None:
@@ -100,17 +102,40 @@ class HostileTransport(InProcessTransport):
     def send_and_receive(self, messages: Mapping[str, Message]) -> dict[str, Message | NodeError]:
         answers: dict[str, Message | NodeError] = {}
         for name, message in messages.items():
-            raw: Raw = encode(self.connected[name].answer(decode(*encode(message))))
+            answer = self.connected[name].answer(decode(*encode(message)))
+            raw: Raw = encode(answer)
             if name == ATTACKER and message.header["kind"] == self.kind:
                 if self.attack is None:
                     answers[name] = NodeError("absent")
                     continue
                 raw = self.attack(raw)
+            elif name == ATTACKER and message.header["kind"] == "map":
+                raw = encode(self.changed(answer))
             try:
                 answers[name] = decode(*raw)
             except Exception as error:  # as GridTransport does
                 answers[name] = NodeError(str(error))
         return answers
+
+    def changed(self, answer: Message) -> Message:
+        """The answer to a training with this part of it changed."""
+        if self.kind == "training":
+            training, evaluation = split_answers(answer)
+            attacked = (
+                decode(*self.attack(encode(training)))
+                if self.attack
+                else Message({"clients": [], "failures": [[0, "absent", 0], [1, "absent", 0]]})
+            )
+            return join_answers(attacked, evaluation) if PART in answer.header else attacked
+        if self.kind == "evaluation" and PART in answer.header:
+            training, evaluation = split_answers(answer)
+            attacked = (
+                decode(*self.attack(encode(evaluation)))
+                if self.attack
+                else Message({"rejected": "absent"})
+            )
+            return join_answers(training, attacked)
+        return answer
 
 
 @dataclass(frozen=True)
@@ -294,16 +319,20 @@ REPLY: dict[str, Attack] = {
     "no clients": header(lambda content: content.pop("clients") and None),
     "malformed failures": put(failures=[[0]]),
     "failures that are a number": put(failures=7),
-    "refusal that is a table": put(rejected={"a": ["b"] * 1000}),
-    "refusal of 900,000 characters": put(rejected="x" * 900_000),
-    "refusal with codes for the terminal": put(rejected="\x1b[2J\x1b]0;owned\x07\r\nfake line"),
     "failure with codes for the terminal": put(
         clients=[], failures=[[0, "\x1b[2J", True], [1, "\u202e", True]]
     ),
+}
+REFUSAL: dict[str, Attack] = {
+    "refusal that is a table": put(rejected={"a": ["b"] * 1000}),
+    "refusal of 900,000 characters": put(rejected="x" * 900_000),
+    "refusal with codes for the terminal": put(rejected="\x1b[2J\x1b]0;owned\x07\r\nfake line"),
     "lost state every time": put(state_lost=True, rejected="lost"),
     "changed data every time": put(data_changed=True, rejected="changed"),
 }
 EVALUATION: dict[str, Attack] = {
+    "refused evaluation that is a table": put(rejected={"a": ["b"] * 1000}),
+    "refused evaluation of 900,000 characters": put(rejected="x" * 900_000),
     "accuracy of a million": value("accuracy", 1e6),
     "negative accuracy": value("accuracy", -1.0),
     "infinite accuracy": value("accuracy", torch.inf),
@@ -364,7 +393,9 @@ ON_SERVER = [
     pytest.param(kind, attack, id=f"{kind}: {name}")
     for kind, attacks in {
         "register": MESSAGE | REGISTRATION,
-        "map": MESSAGE | REPLY,
+        "map": MESSAGE | REFUSAL,
+        "training": REPLY,
+        "evaluation": EVALUATION,
         "evaluate": MESSAGE | EVALUATION,
     }.items()
     for name, attack in attacks.items()
@@ -389,7 +420,7 @@ def test_without_an_attack_the_attacker_counts() -> None:
     """Otherwise the test above would compare nothing."""
     alone = train("map", lambda raw: raw)
     assert alone.failed == frozenset()
-    for kind in ("map", "evaluate", "register"):
+    for kind in ("map", "training", "evaluation", "evaluate", "register"):
         assert alone.history != without_the_attack(kind).history
     assert alone.models != without_the_attack("map").models
 

@@ -20,8 +20,6 @@ from fedclade.core.federation import (
     ServerUpdate,
 )
 from fedclade.core.inputs import Inputs
-from fedclade.core.losses import LOSSES, accuracy, label_accuracy
-from fedclade.core.output_metric import OutputMetric
 from fedclade.core.program import AnyProgram
 from fedclade.core.program_serialization import to_spec
 from fedclade.core.pytree import Tree, add_prefix, stack, strip_prefix, tree_index
@@ -29,6 +27,14 @@ from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.accumulator import Accumulator, check_sum, ordered_results
 from fedclade.engines.base import Delivery, EvalRequest, Traffic
 from fedclade.engines.profiler import Profiler
+from fedclade.engines.remote.evaluation import (
+    PendingEvaluation,
+    RemoteEvaluation,
+    join,
+    spec_or_none,
+    split_answers,
+    with_models,
+)
 from fedclade.engines.remote.membership import CheckSamples, ClientRecord, Membership, Note
 from fedclade.engines.remote.messages import (
     Message,
@@ -39,7 +45,6 @@ from fedclade.engines.remote.messages import (
 )
 from fedclade.engines.remote.secure_sums import SecureCall, SecureMap, SecureSums
 from fedclade.engines.reply_validation import (
-    LARGEST,
     Spec,
     majority_spec,
     out_of_range_segment,
@@ -50,6 +55,7 @@ from fedclade.errors import InvalidInputError, is_int
 from fedclade.privacy.secure_sum.protocol import ProtocolError
 
 NOT_CONNECTED = NodeError("its node is not connected")
+_TRAINING = ("map", "secure_map")  # the messages whose answers change the clients' state
 
 
 class RemoteClientState:
@@ -198,6 +204,7 @@ class RemoteFederation:
         self._secure = SecureSums(run)
         # The clients that got their final model with the last evaluation.
         self._delivered: set[int] = set()
+        self._pending: PendingEvaluation | None = None
 
     @property
     def sizes(self) -> Tensor:
@@ -249,7 +256,7 @@ class RemoteFederation:
             assignment, models = pack_assignment(per_client[places])
             return Message({**header, "per_client": assignment}, shared | models)
 
-        answers, failures = self._query_nodes(ids, message)
+        answers, failures = self._train_nodes(ids, message)
         replies: dict[int, Tree] = {}
         votes: list[Tree] = []
         for places, answer in answers:
@@ -466,58 +473,35 @@ class RemoteFederation:
         deliver: Delivery | None = None,
     ) -> list[Tree]:
         """All requests go to a node in one message, with the final models if `deliver` is given."""
-        header = {
-            "kind": "evaluate",
-            "requests": [
-                {
-                    "split": request.split,
-                    "metrics": list(request.metrics),
-                    "finetune": _spec_or_none(request.finetune),
-                    "is_served": request.is_served,
-                }
-                for request in requests
-            ],
-            "key": key,
-            "deliver": deliver
-            and {"finetune": _spec_or_none(deliver.finetune), "key": deliver.key},
-        }
-        answers, failures = self._query_nodes(
-            ids, lambda places: _with_models(header, assignment[places])
-        )
+        self.finish_evaluation()
+        evaluation = RemoteEvaluation(assignment, ids, requests, key, deliver)
+        answers, failures = self._query_nodes(ids, evaluation.message)
         self._delivered = {
             client
             for places, answer in answers
             if deliver is not None and answer.header.get("delivered") is True
             for client in ids[places].tolist()
         }
-        empty = torch.full((len(ids),), torch.nan, dtype=torch.float64)
-        results: list[Tree] = [
-            {name: empty.clone() for name in ("loss", *request.metrics)} for request in requests
-        ]
-        for places, answer in answers:
-            values = [
-                strip_prefix(f"value{number}", answer.tensors) for number in range(len(requests))
-            ]
-            if not all(
-                _is_complete(value, request, len(places))
-                for value, request in zip(values, requests, strict=True)
-            ):
-                failures += [
-                    Failure(client, "its node's evaluation does not match the request")
-                    for client in ids[places].tolist()
-                ]
-                continue
-            reasons = _impossible_values(values, requests)
-            failures += [
-                Failure(int(ids[places[row]]), reason, rejected=True)
-                for row, reason in reasons.items()
-            ]
-            valid = [row for row in range(len(places)) if row not in reasons]
-            for result, value in zip(results, values, strict=True):
-                for name, measured in value.items():
-                    result[name][places[valid]] = measured[valid]
-        self._failures += failures
+        results, invalid = evaluation.results(answers)
+        self._failures += failures + invalid
         return results
+
+    def evaluate_with_next(
+        self,
+        assignment: ModelAssignment,
+        ids: Tensor,
+        requests: Sequence[EvalRequest],
+        key: int,
+        done: Callable[[list[Tree]], None],
+    ) -> None:
+        """See `training.evaluation.JoinsEvaluation`."""
+        evaluation = RemoteEvaluation(assignment, ids, requests, key)
+        self._pending = PendingEvaluation(evaluation, self._round, done)
+
+    def finish_evaluation(self) -> None:
+        """Send an evaluation that waits for the next training alone."""
+        if self._pending is not None:
+            self._train_nodes(torch.empty(0, dtype=torch.int64), lambda places: Message({}))
 
     def push_final_models(
         self,
@@ -526,11 +510,11 @@ class RemoteFederation:
         finetune: AnyProgram | None = None,
         key: int = 0,
     ) -> None:
-        header = {"kind": "save_models", "finetune": _spec_or_none(finetune), "key": key}
+        header = {"kind": "save_models", "finetune": spec_or_none(finetune), "key": key}
         missing = torch.tensor([client not in self._delivered for client in ids.tolist()])
         places_of = torch.arange(len(ids))[missing.bool()]
         _, failures = self._query_nodes(
-            ids[places_of], lambda places: _with_models(header, assignment[places_of[places]])
+            ids[places_of], lambda places: with_models(header, assignment[places_of[places]])
         )
         names = self.client_metadata().names
         for failure in failures:
@@ -604,6 +588,51 @@ class RemoteFederation:
         ]
         return replies, failures
 
+    def _train_nodes(
+        self, ids: Tensor, message: Callable[[Tensor], Message]
+    ) -> tuple[list[tuple[Tensor, Message]], list[Failure]]:
+        """As `_query_nodes`. An evaluation that waits is a part of the messages, and done first."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return self._query_nodes(ids, message)
+        trained, evaluated = self._places_of(ids), self._places_of(pending.evaluation.ids)
+        training = self._messages(ids, trained, message)
+        evaluation = {
+            node: replace(part, header={**part.header, "round": pending.round})
+            for node, part in self._messages(
+                pending.evaluation.ids, evaluated, pending.evaluation.message
+            ).items()
+        }
+        both = {
+            node: join(training[node], evaluation[node])
+            for node in training.keys() & evaluation.keys()
+        }
+        messages = {**evaluation, **training, **both}
+        answers = self._send({node: messages[node] for node in sorted(messages)})
+        to_training: dict[str, Message | NodeError] = {}
+        to_evaluation: dict[str, Message | NodeError] = {}
+        for node, answer in answers.items():
+            to_training[node] = to_evaluation[node] = answer
+            if node in both and isinstance(answer, Message):
+                to_training[node], part = split_answers(answer)
+                rejected = part.header.get("rejected")
+                to_evaluation[node] = part if rejected is None else NodeError(one_line(rejected))
+        # A round has the traffic of its training only.
+        self.traffic.down -= sum(
+            messages[node].nbytes - (training[node].nbytes if node in training else 0)
+            for node in evaluation
+        )
+        self.traffic.up -= sum(
+            answer.nbytes
+            for node, answer in to_evaluation.items()
+            if node in evaluation and isinstance(answer, Message)
+        )
+        found, failures = _by_places(pending.evaluation.ids, evaluated, to_evaluation)
+        results, invalid = pending.evaluation.results(found)
+        self._failures += failures + invalid
+        pending.done(results)
+        return _by_places(ids, trained, to_training)
+
     def _query_nodes(
         self, ids: Tensor, message: Callable[[Tensor], Message]
     ) -> tuple[list[tuple[Tensor, Message]], list[Failure]]:
@@ -613,33 +642,34 @@ class RemoteFederation:
             The places of each node's clients with the node's answer, and the clients whose node is
             not connected or did not answer.
         """
-        records = self.membership.client_records
+        places_of = self._places_of(ids)
+        return _by_places(ids, places_of, self._send(self._messages(ids, places_of, message)))
+
+    def _places_of(self, ids: Tensor) -> dict[str, Tensor]:
+        """The places of each node's clients, in the order of their clients' numbers: ids of nodes
+        are random.
+        """
         places_at: dict[str, list[int]] = {}
         for place, client in enumerate(ids.tolist()):
-            places_at.setdefault(records[client].node, []).append(place)
-        # In the order of their clients' numbers: ids of nodes are random.
-        by_node = {
-            node: torch.tensor(places, dtype=torch.int64) for node, places in places_at.items()
-        }
+            places_at.setdefault(self.membership.client_records[client].node, []).append(place)
+        return {node: torch.tensor(places, dtype=torch.int64) for node, places in places_at.items()}
+
+    def _messages(
+        self, ids: Tensor, places_of: Mapping[str, Tensor], message: Callable[[Tensor], Message]
+    ) -> dict[str, Message]:
+        """The messages to the nodes that are connected, with the clients that they are about."""
         messages = {}
-        for node, places in by_node.items():
+        for node, places in places_of.items():
             if self.membership.is_connected(node):
                 content = message(places)
+                records = [self.membership.client_records[client] for client in ids[places]]
                 header = {
                     **content.header,
-                    "clients": [records[client].place for client in ids[places].tolist()],
+                    "clients": [record.place for record in records],
                     "numbers": self.membership.client_numbers(node),
                 }
                 messages[node] = replace(content, header=header)
-        answers = self._send(messages)
-        answered, failures = [], []
-        for node, places in by_node.items():
-            answer = answers.get(node, NOT_CONNECTED)
-            if isinstance(answer, NodeError):
-                failures += [Failure(client, answer.reason) for client in ids[places].tolist()]
-            else:
-                answered.append((places, answer))
-        return answered, failures
+        return messages
 
     def _send(self, messages: Mapping[str, Message]) -> dict[str, Message | NodeError]:
         """Send messages with the common header. If a node rejects its message, the answer is an
@@ -662,7 +692,8 @@ class RemoteFederation:
                 if "rejected" in answer.header:
                     answer = NodeError(one_line(answer.header["rejected"]))
             answers[node] = answer
-            self.client_state.set_answered(state_key, isinstance(answer, Message))
+            if messages[node].header["kind"] in _TRAINING:  # others leave the clients' state alone
+                self.client_state.set_answered(state_key, isinstance(answer, Message))
         return answers
 
     def _with_state(self, node: str, message: Message) -> Message:
@@ -682,10 +713,24 @@ class RemoteFederation:
             "committed": committed,
             "retained": self.client_state.retained_at(self.membership.state_key(node)),
             "has_client_state": bool(self._initial_state),
-            "round": self._round,
         }
         initial = self._initial_state if needs_initial else {}
-        return Message({**message.header, **common}, {**message.tensors, **initial})
+        header = {"round": self._round, **message.header, **common}
+        return Message(header, {**message.tensors, **initial})
+
+
+def _by_places(
+    ids: Tensor, places_of: Mapping[str, Tensor], answers: Mapping[str, Message | NodeError]
+) -> tuple[list[tuple[Tensor, Message]], list[Failure]]:
+    """The places of each node's clients with the node's answer, and the clients without one."""
+    answered, failures = [], []
+    for node, places in places_of.items():
+        answer = answers.get(node, NOT_CONNECTED)
+        if isinstance(answer, NodeError):
+            failures += [Failure(client, answer.reason) for client in ids[places].tolist()]
+        else:
+            answered.append((places, answer))
+    return answered, failures
 
 
 def _rejection_reason(
@@ -697,44 +742,3 @@ def _rejection_reason(
     chosen = reply.get(reduce.segment_ids)
     segment = int(chosen) if chosen is not None and chosen.numel() == 1 else -1
     return out_of_range_segment(segment, reduce.num_segments)
-
-
-def _is_complete(values: Tree, request: EvalRequest, clients: int) -> bool:
-    return values.keys() == {"loss", *request.metrics} and all(
-        value.dtype == torch.float64 and tuple(value.shape) == (clients,)
-        for value in values.values()
-    )
-
-
-def _impossible_values(values: Sequence[Tree], requests: Sequence[EvalRequest]) -> dict[int, str]:
-    """The rows of a node's evaluation with a value that its metric cannot have, and why."""
-    reasons: dict[int, str] = {}
-    for measured, request in zip(values, requests, strict=True):
-        for name, value in measured.items():
-            lowest, highest = _range_of(name, request)
-            # NaN is a metric that is not defined, for example without test data.
-            impossible = (value < lowest) | (value > highest)
-            for row in impossible.nonzero().flatten().tolist():
-                reasons[row] = (
-                    f"its {name} of {float(value[row]):.3g} is not from {lowest:g} to {highest:g}"
-                )
-    return reasons
-
-
-def _range_of(name: str, request: EvalRequest) -> tuple[float, float]:
-    """The least and the largest value that a client may report."""
-    if name == "loss":
-        return (0.0 if request.model.example_loss in LOSSES.values() else -LARGEST), LARGEST
-    metric = request.metrics[name]
-    if isinstance(metric, OutputMetric):
-        return metric.lowest, metric.highest
-    return (0.0, 1.0) if metric in (accuracy, label_accuracy) else (-LARGEST, LARGEST)
-
-
-def _with_models(header: dict[str, Any], assignment: ModelAssignment) -> Message:
-    per_client, models = pack_assignment(assignment)
-    return Message({**header, "per_client": per_client}, models)
-
-
-def _spec_or_none(program: AnyProgram | None) -> dict[str, Any] | None:
-    return to_spec(program) if program is not None else None

@@ -25,6 +25,7 @@ from fedclade.core.program_serialization import NodeContext, from_spec
 from fedclade.core.pytree import Tree, add_prefix, concatenate, strip_prefix, tree_index
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.base import EvalRequest
+from fedclade.engines.remote.evaluation import evaluation_part, join_answers
 from fedclade.engines.remote.messages import (
     MAX_REASON,
     Message,
@@ -43,7 +44,7 @@ from fedclade.engines.remote.secure_node import SecureNode
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import FedcladeError, is_int
 
-PROTOCOL = 5  # the version of the messages
+PROTOCOL = 6  # the version of the messages
 MAX_REQUESTS = 16  # evaluations in one message; a run sends at most four
 MAX_NUMBER = 1 << 40  # of a client in the federation
 MAX_KEY = (1 << 64) - 1
@@ -232,7 +233,19 @@ class Node:
 
     def _map(self, message: Message) -> Message:
         self.policy.check_in_clear(message.header["program"])
-        return _answer_of(self._results(message))
+        evaluation = evaluation_part(message)
+        if evaluation is not None:
+            self._check(evaluation.header)
+        answer = _answer_of(self._results(message))
+        if evaluation is None:
+            return answer
+        # After the training, so that an evaluation that fails or takes too long costs only itself.
+        # It restores the state from before the training.
+        try:
+            self.simulator.begin_round(evaluation.header["round"])
+            return join_answers(answer, self._evaluate(evaluation))
+        except Exception as error:
+            return join_answers(answer, rejection(error))
 
     def _secure_keys(self, message: Message) -> Message:
         with shown():

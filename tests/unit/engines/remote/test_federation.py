@@ -25,6 +25,7 @@ from fedclade.core.program_serialization import NodeContext
 from fedclade.core.pytree import Tree
 from fedclade.data import Clients
 from fedclade.engines.base import Delivery, EvalRequest
+from fedclade.engines.remote.evaluation import PART
 from fedclade.engines.remote.federation import NOT_CONNECTED, RemoteFederation
 from fedclade.engines.remote.messages import Message, NodeError
 from fedclade.engines.remote.node import InMemoryStateStore, Node
@@ -132,7 +133,7 @@ def test_a_second_node_with_the_same_clients_is_rejected(
     transport.connected["twin"] = nodes["node-1"]
     fed.refresh_membership()
     assert {record.node for record in fed.membership.client_records} == {"node-0", "node-1"}
-    assert notes[-1] == "twin: not used: its client '1' is already registered by node-1"
+    assert notes[-1] == "node twin: not used: its client '1' is already registered by node-1"
 
 
 def test_another_version_is_rejected_with_both_values(
@@ -347,6 +348,138 @@ def test_the_last_evaluation_delivers_the_models(
     assert [sorted(messages) for messages in fed.in_process.sent] == [["node-0", "node-1"]]
 
 
+def evaluate_with_next(fed: Remote, local: LocalTraining, ids: torch.Tensor) -> list[Tree]:
+    """The list to which the values are added."""
+    params = {name: value[None] for name, value in local.objective.params().items()}
+    done: list[Tree] = []
+    fed.evaluate_with_next(
+        ModelAssignment(params, torch.zeros_like(ids)),
+        ids,
+        [EvalRequest(local.objective, {}, "train")],
+        0,
+        lambda values: done.extend(values),
+    )
+    return done
+
+
+def test_an_evaluation_travels_with_the_next_training(
+    ragged: Clients, context: NodeContext, local: LocalTraining
+) -> None:
+    """Node 1 has no client in the cohort: its message is the evaluation alone."""
+    alone, joined = Remote(ragged, context), Remote(ragged, context)
+    ids, cohort = everyone(ragged), torch.tensor([0, 2])
+    params = {name: value[None] for name, value in local.objective.params().items()}
+    request = EvalRequest(local.objective, {}, "train")
+    (expected,) = alone.evaluate(ModelAssignment(params, torch.zeros_like(ids)), ids, [request])
+    results = train(alone, local, cohort)
+    traffic = replace(alone.traffic)
+    done = evaluate_with_next(joined, local, ids)
+    joined.in_process.sent.clear()
+    both = train(joined, local, cohort)
+    (messages,) = joined.in_process.sent
+    kinds = {node: message.header["kind"] for node, message in messages.items()}
+    assert kinds == {"node-0": "map", "node-1": "evaluate"}
+    size = sum(value.numel() * 4 for value in local.objective.params().values())
+    assert [message.nbytes for message in messages.values()] == [size, size]  # the model once
+    assert torch.equal(done[0]["loss"], expected["loss"])
+    assert not done[0]["loss"].isnan().any()
+    for name, value in results.outputs.items():
+        assert torch.equal(both.outputs[name], value)
+    assert joined.traffic.down == size  # of the training only
+    assert (traffic.down - joined.traffic.down, joined.traffic.up) == (2 * size, 2 * size)
+
+
+def test_an_evaluation_after_which_nothing_is_trained_is_sent_alone(
+    ragged: Clients, context: NodeContext, local: LocalTraining
+) -> None:
+    fed = Remote(ragged, context)
+    done = evaluate_with_next(fed, local, everyone(ragged))
+    fed.in_process.sent.clear()
+    fed.finish_evaluation()
+    fed.finish_evaluation()  # nothing is left
+    assert [
+        [message.header["kind"] for message in messages.values()]
+        for messages in fed.in_process.sent
+    ] == [["evaluate", "evaluate"]]
+    assert not done[0]["loss"].isnan().any()
+
+
+def test_an_evaluation_uses_the_state_from_before_the_training_in_its_message(
+    ragged: Clients, context: NodeContext, local: LocalTraining
+) -> None:
+    """Local: the model of a client is its state."""
+    fed, ids = Remote(ragged, context), everyone(ragged)
+    method = Local().with_local_config(local)
+    fed.init_client_state(method.initial_client_state(local.objective.params()))
+    state = method.init(fed, local.objective.params(), 0)
+    before = [
+        fed.evaluate(
+            method.assign_models(state, ids),
+            ids,
+            [request := EvalRequest(local.objective, {}, "train")],
+        )[0]["loss"]
+    ]
+    done: list[Tree] = []
+    for round_number in (1, 2):
+        fed.evaluate_with_next(
+            method.assign_models(state, ids), ids, [request], 0, lambda values: done.extend(values)
+        )
+        state = method.round(fed, state, ids, round_number)
+        fed.client_state.commit(round_number)
+        before += [fed.evaluate(method.assign_models(state, ids), ids, [request])[0]["loss"]]
+    assert [value["loss"].tolist() for value in done] == [value.tolist() for value in before[:2]]
+    assert not torch.equal(before[0], before[1])
+    assert not torch.equal(before[1], before[2])
+
+
+@pytest.mark.parametrize("part", [None, [1], {"rejected": "no"}, {}])
+def test_a_wrong_evaluation_costs_no_training(
+    ragged: Clients, context: NodeContext, local: LocalTraining, part: object
+) -> None:
+    fed, ids = Remote(ragged, context), everyone(ragged)
+
+    def change(message: Message) -> Message:
+        tensors = {n: v for n, v in message.tensors.items() if not n.startswith(f"{PART}/")}
+        return Message({**message.header, PART: part}, tensors)
+
+    done = evaluate_with_next(fed, local, ids)
+    tampered(fed, "node-1", change)
+    assert train(fed, local, ids).ids.tolist() == ids.tolist()
+    assert done[0]["loss"].isnan().tolist() == [False, True] * 3
+    assert [failure.client for failure in fed.pop_failures()] == [1, 3, 5]
+
+
+def test_an_evaluation_that_fails_costs_no_training(
+    ragged: Clients, context: NodeContext, local: LocalTraining
+) -> None:
+    fed, ids = Remote(ragged, context), everyone(ragged)
+
+    def evaluate(*given: object) -> None:
+        raise RuntimeError("out of memory")
+
+    node = fed.in_process.connected["node-1"]
+    node.simulator.evaluate = evaluate  # type: ignore[assignment]
+    done = evaluate_with_next(fed, local, ids)
+    assert train(fed, local, ids).ids.tolist() == ids.tolist()
+    assert done[0]["loss"].isnan().tolist() == [False, True] * 3
+    reasons = {failure.reason for failure in fed.pop_failures()}
+    assert reasons == {"RuntimeError (its text is in the log of the node)"}
+
+
+def test_an_evaluation_without_answer_leaves_the_state_of_its_clients(
+    ragged: Clients, context: NodeContext, local: LocalTraining
+) -> None:
+    fed, ids = Remote(ragged, context), everyone(ragged)
+    method = SCAFFOLD().with_local_config(local)
+    fed.init_client_state(method.initial_client_state(local.objective.params()))
+    state = method.init(fed, local.objective.params(), 0)
+    fed.in_process.is_lost = lambda node, message: message.header["kind"] == "evaluate"
+    fed.evaluate(method.assign_models(state, ids), ids, [EvalRequest(local.objective, {}, "train")])
+    method.round(fed, state, ids, 1)
+    fed.client_state.commit(1)
+    assert fed.client_state.committed_at(fed.membership.state_key("node-0"))
+
+
 def test_a_node_that_has_lost_its_disk_is_reinitialized(
     ragged: Clients, context: NodeContext, local: LocalTraining
 ) -> None:
@@ -449,4 +582,4 @@ def test_a_node_with_a_malformed_registration_is_not_used(
     fed.refresh_membership()
     assert len(fed.sizes) == before
     assert len(notes) == 1
-    assert notes[0].startswith("node-9: not used: its registration is malformed (")
+    assert notes[0].startswith("node node-9: not used: its registration is malformed (")
