@@ -57,8 +57,10 @@ def test_code_texts_and_weights_stay_where_they_belong(
         client["site"] for client in json.loads((run / "federation.json").read_text())["clients"]
     }
     assert sites == {"node-0", "node-3"}
-    assert "policy.apps" in shown  # why node-2 is not used
-    assert "ValueError (its text is in the log of the node)" in shown  # why node-1 is not used
+    lines = [line for line in shown.splitlines() if "not used" in line]
+    assert [line for line in lines if "node-2: " in line and "policy.apps" in line]
+    reason = "ValueError (its text is in the log of the node)"
+    assert [line for line in lines if "node-1 (node " in line and reason in line]
     assert PATIENT not in shown
     logs = federation.plan.folder / "logs"
     with_patient = files_with(federation.plan.folder, PATIENT.encode())

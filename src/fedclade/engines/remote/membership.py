@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.remote.messages import Message, NodeError, Transport, one_line
 from fedclade.engines.remote.node import MAX_TEXT, describe_mismatch
 from fedclade.engines.reply_validation import spec_of
-from fedclade.errors import InvalidInputError, is_int, require
+from fedclade.errors import FedcladeError, InvalidInputError, is_int, require
 
 MAX_NAMES = 10_000  # clients of a node
 MAX_SIZE = (1 << 40) - 1  # samples of a client
@@ -92,6 +93,7 @@ class Membership:
         # Why a node that answered cannot take part: another node has its site or its clients.
         self.conflicts: dict[str, str] = {}
         self._noted: dict[str, str] = {}  # the last reason that was noted for each unused node
+        self._claimed: dict[str, str] = {}  # the name of the site of such a node
         self._unnumbered: list[ClientRecord] = []
         self._registered: dict[str, dict[str, Any]] = {}  # the header of each node's registration
         self._blocked: set[str] = set()
@@ -167,7 +169,9 @@ class Membership:
         )
         chosen = (self._inputs_kind, self._samples)
         for node in [node for node in offered if not _same_samples(offered[node], chosen)]:
-            self.note(f"{node}: not used: {self._differs(*offered[node])}")
+            self._noted[node] = self._differs(*offered[node])
+            self._claimed[node] = str(self._registered[node]["site"])
+            self.note(f"{self._label(node, None)}: not used: {self._noted[node]}")
             del self._registered[node]
             self._unnumbered = [record for record in self._unnumbered if record.node != node]
             self.present.discard(node)
@@ -206,7 +210,7 @@ class Membership:
                 _, pause = self._pauses.get(node, (0, 0))
                 self._pauses[node] = (pause, min(LONGEST_PAUSE, max(1, 2 * pause)))
                 if self._noted.get(node) != reason:
-                    self.note(f"{node}: not used: {reason}")
+                    self.note(f"{self._label(node, answers[node])}: not used: {reason}")
                 self._noted[node] = reason
         # Without a registration a node cannot take part.
         self.present &= self._registered.keys()
@@ -214,6 +218,25 @@ class Membership:
     def name_of(self, node: str) -> str:
         """The name of a node's site, for the log; the id of a node without one."""
         return str(self._registered.get(node, {}).get("site", "")) or f"node {node}"
+
+    def refused(self) -> dict[str, str]:
+        """Why each node that is connected cannot take part, by its name in the log."""
+        return {
+            self._label(node, None): reason
+            for node, reason in self._noted.items()
+            if node not in self._registered and node in self.transport.nodes()
+        }
+
+    def _label(self, node: str, answer: Message | NodeError | None) -> str:
+        """The name of a node that cannot take part: that of its site, with the node's id, because
+        the node of this site may be another one.
+        """
+        if isinstance(answer, Message):
+            with suppress(FedcladeError):
+                site = answer.header.get("site", "")
+                check_site(site)
+                self._claimed[node] = str(site)
+        return f"{self._claimed[node]} (node {node})" if node in self._claimed else f"node {node}"
 
     def is_connected(self, node: str) -> bool:
         return node in self.present and node in self._registered

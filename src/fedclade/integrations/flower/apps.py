@@ -219,6 +219,8 @@ def client_app(
         # Flower would send the text of the error to the server, and it may contain data.
         except Exception as error:
             reply = rejection(error)
+            with suppress(FedcladeError):  # so that the server's log can name the site
+                reply.header["site"] = site_name(context.node_config, context.node_id)
         return Message(records_from_message(reply), reply_to=message)
 
     return app
@@ -447,9 +449,11 @@ def _serve_in(
         # A client may fail in training and in the evaluation.
         failed = len({failure["client"] for failure in row["failures"]})
         problems = f", {failed} clients failed ({reasons})" if failed else ""
+        accuracy = row.get("accuracy")
+        measured = f", accuracy {accuracy:.2f} %" if accuracy is not None else ""
         note(
             f"round {row['round']} of {settings.run.rounds}: {row['clusters']} groups,"
-            f" {row['seconds']:.1f} s{problems}"
+            f" {row['seconds']:.1f} s{measured}{problems}"
         )
 
     return run.run(folder, RunDirectory(folder).holds_run(), on_round)

@@ -116,6 +116,8 @@ class Executor:
             _log.exception("fedclade: the ClientApp failed")
             loaded = not isinstance(error, LoadClientAppError)
             details = str(error) if isinstance(error, RefusedError) else type(error).__name__
+            if context is not None and "node-name" in context.node_config:
+                details = f"{context.node_config['node-name']}: {details}"
             code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
             if not loaded:
                 code = ErrorCode.LOAD_CLIENT_APP_EXCEPTION

@@ -134,13 +134,13 @@ class FlowerFederation(RemoteFederation):
                 self.note(f"{present} of {nodes} nodes are connected; waiting")
                 noted = present
             if time.monotonic() - begin > wait_seconds:
-                conflicts = "".join(
-                    f" Node {node} is not used: {reason}."
-                    for node, reason in membership.conflicts.items()
-                )
+                refused = list(membership.refused().items())
+                reasons = "".join(f" {node} is not used: {text}." for node, text in refused[:5])
+                more = f" So are {len(refused) - 5} others." if len(refused) > 5 else ""
                 raise FedcladeError(
                     f"federation.nodes = {nodes}: {present} nodes connected within"
-                    f" {wait_seconds:g} s. Start the others, or set a smaller number.{conflicts}",
+                    f" {wait_seconds:g} s. Start the others, or set a smaller number."
+                    f"{reasons}{more}",
                     "federation.nodes",
                 )
             time.sleep(pause)

@@ -477,10 +477,25 @@ def test_a_second_node_with_a_sites_name_is_not_used_and_named_at_the_end_of_the
 ) -> None:
     twins = {number: site_node("east", tmp_path) for number in ("1", "2")}
     fed = waiting(twins, {}, monkeypatch)
-    with pytest.raises(FedcladeError, match=r"Node 2 .*'east'.* node 1 ") as caught:
+    with pytest.raises(FedcladeError, match=r"east \(node 2\) .*'east'.* node 1 ") as caught:
         fed.wait_for(2, -1)
     assert caught.value.field == "federation.nodes"
     assert fed.membership.present == {"1"}
+
+
+def test_a_node_that_cannot_load_its_data_is_named_at_the_end_of_the_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = site_node("west", tmp_path)
+
+    def answer(message: Message) -> Message:
+        return Message({"rejected": "ValueError (its text is in the log)", "site": "west"})
+
+    broken.answer = answer  # type: ignore[method-assign]
+    fed = waiting({"1": site_node("east", tmp_path), "2": broken}, {}, monkeypatch)
+    with pytest.raises(FedcladeError, match=r"west \(node 2\) .*ValueError") as caught:
+        fed.wait_for(2, -1)
+    assert caught.value.field == "federation.nodes"
 
 
 def test_too_few_nodes_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,8 @@ class RunStatus:
         return self.status == "finished:completed"
 
     def __str__(self) -> str:
-        return f"{self.status} ({self.details})"
+        has_details = self.details not in ("", "N/A")
+        return f"{self.status} ({self.details})" if has_details else self.status
 
 
 class Federation:
