@@ -125,7 +125,7 @@ def _norm(tree: Tree, is_stacked: bool) -> Tensor:
     """The L2 norm of all values of a client, in float64: () or, of a stack, (clients,)."""
     squares: Tensor | float = 0.0
     for value in tree.values():
-        flat = value.flatten(1) if is_stacked else value.flatten()
+        flat = value.reshape(len(value), -1) if is_stacked else value.flatten()
         squares = squares + torch.linalg.vector_norm(flat, dim=-1, dtype=torch.float64).square()
     assert isinstance(squares, Tensor)
     return squares.sqrt()
@@ -133,4 +133,4 @@ def _norm(tree: Tree, is_stacked: bool) -> Tensor:
 
 def _broadcast(factor: Tensor, like: Tensor) -> Tensor:
     """One factor per client, in a shape that multiplies `like`."""
-    return factor.view(*factor.shape, *[1] * (like.ndim - factor.ndim))
+    return factor.view((*factor.shape, *[1] * (like.ndim - factor.ndim)))

@@ -20,7 +20,8 @@ from fedclade.methods import METHODS
 from fedclade.methods.base import Method
 from fedclade.privacy.budget import PrivacyBudget
 from fedclade.privacy.private_federation import PrivateFederation
-from fedclade.programs.clipped_update import CLIPPED
+from fedclade.programs.clipped_update import CLIPPED, COUNT
+from fedclade.training.config import BatchNorm
 
 CLIP = 0.02  # so small that every client is clipped
 PRIVATE: dict[str, Method] = {
@@ -44,6 +45,14 @@ PRIVATE: dict[str, Method] = {
     "fedem": fc.FedEM(components=2),
     "clade_groups": fc.CladeGroups(signature_epsilon=1.0, secret=1),
     "oracle": fc.Oracle(),
+}
+# Methods on a model with BatchNorm, and whether clients keep these layers by a setting.
+WITH_BATCH_NORM: dict[str, tuple[Method, BatchNorm]] = {
+    "fedbn": (fc.FedBN(), "average"),
+    "fedavg, own BatchNorm": (fc.FedAvg(), "own"),
+    "fedavg, BatchNorm": (fc.FedAvg(), "average"),
+    "scaffold, BatchNorm": (fc.SCAFFOLD(weights="clients"), "average"),
+    "ifca, BatchNorm": (fc.IFCA(clusters=2), "average"),
 }
 
 
@@ -71,11 +80,13 @@ class PrivateRun(MethodRun):
         engine: EngineName = "simulator",
         clip: float | None = CLIP,
         max_examples: int | None = None,
+        batch_norm: BatchNorm | None = None,
     ) -> None:
         self.absent: int | None = None
-        super().__init__(method, engine, clients, faults=self._fault)
+        super().__init__(method, engine, clients, faults=self._fault, batch_norm=batch_norm)
         self.budget = Recorder(clip)
-        self.view = PrivateFederation(self.fed, self.budget, method.without_noise, max_examples)
+        private = PrivateFederation(self.fed, self.budget, method.without_noise, max_examples)
+        self.view = self.own.federation(private)
 
     def _fault(self, key: int, client: int, reply: Tree) -> Tree | None:
         is_private = any(name.startswith(CLIPPED) for name in reply)
@@ -97,9 +108,9 @@ class PrivateRun(MethodRun):
 
 def test_every_method_that_allows_it_is_here() -> None:
     allowed = {name for name, make in METHODS.items() if not make().why_no_client_privacy()}
-    # FedBN needs a model with BatchNorm and is FedAvg otherwise; these need a setting.
-    assert allowed - {"fedbn"} | {"scaffold", "clade_groups"} == {
-        name.partition(",")[0] for name in PRIVATE
+    # These need a setting.
+    assert allowed | {"scaffold", "clade_groups"} == {
+        name.partition(",")[0] for name in PRIVATE | WITH_BATCH_NORM
     }
 
 
@@ -110,7 +121,26 @@ def test_a_client_changes_a_sum_by_at_most_the_clip(
 ) -> None:
     if engine == "remote" and name not in ("fedavg", "ifca", "scaffold", "fedem"):
         pytest.skip("the clipping is the same program")
-    run = PrivateRun(PRIVATE[name], ragged, engine)
+    check_sensitivity(PrivateRun(PRIVATE[name], ragged, engine))
+
+
+@pytest.mark.parametrize("name", WITH_BATCH_NORM)
+def test_every_number_of_a_model_with_batch_norm_is_within_the_clip(
+    name: str, ragged: Clients
+) -> None:
+    """It has a number without dimensions. A run refuses the statistics that clients do not keep."""
+    method, batch_norm = WITH_BATCH_NORM[name]
+    run = PrivateRun(method, ragged, batch_norm=batch_norm)
+    check_sensitivity(run)
+    kept = set(run.objective.batch_norm) if "fedbn" in name or batch_norm == "own" else set()
+    assert len(run.objective.batch_norm) == 5
+    summed = {name.removeprefix("y/") for name in run.budget.shapes if "change/" not in name}
+    assert summed - {COUNT} == run.params.keys() - kept
+
+
+def check_sensitivity(run: PrivateRun) -> None:
+    """Make each client absent in turn, and compare the sums without noise."""
+    ragged = run.clients
     everyone = torch.arange(len(ragged))
     state = run.init()
     for number in (1, 2):  # with and without client state and warm-up
