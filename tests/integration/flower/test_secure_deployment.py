@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedclade
 
 from tests.integration.flower.conftest import Start
 
+from fedclade.integrations.flower.app_template import new_app
 from fedclade.integrations.flower.local_deployment.deployment import Federation
 from fedclade.integrations.flower.local_deployment.supervisor import processes
 from fedclade.io.run_dir import StoredModels
@@ -93,3 +95,90 @@ def test_a_node_that_dies_costs_its_clients_one_round(
     failures = [len(row["failures"]) for row in history]
     assert 0 < sum(failures) <= 4  # two clients, in one round or two
     assert failures[-1] == 0
+
+
+HOSPITALS = 10
+MORTAL = """
+import os
+import signal
+
+from fedclade.engines.remote.node import Node
+
+from clinics import task
+
+answer = Node.answer
+
+
+# Hospital 1 dies from round 2 on when its vector is masked, before it is sent. Hospital 7 dies in
+# round 2 before it reveals shares, so that its vector counts; in round 3 like hospital 1.
+def deadly(node, message):
+    reply = answer(node, message)
+    kind, number = message.header["kind"], message.header.get("round", 0)
+    masked = kind in ("map", "secure_map") and number >= {1: 2, 7: 3}.get(task.HOSPITAL, 99)
+    revealed = kind == "secure_reveal" and (task.HOSPITAL, number) == (7, 2)
+    if masked or revealed:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return reply
+
+
+Node.answer = deadly
+"""
+
+
+@pytest.fixture(scope="module")
+def ten_hospitals(start_federation: Start) -> Federation:
+    found: Federation = start_federation(HOSPITALS, secure=False)
+    return found
+
+
+@pytest.fixture(scope="module")
+def mortal_app(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An app with one client on each node, two of which kill their process in mid-protocol."""
+    folder = tmp_path_factory.mktemp("apps") / "clinics"
+    new_app(folder)
+    task, client = folder / "clinics" / "task.py", folder / "clinics" / "client_app.py"
+    text = task.read_text()
+    text = text.replace("clients=2 * nodes", "clients=nodes")
+    text = text.replace(
+        'return {f"ward-{ward}": everyone.arrays(2 * number + ward) for ward in range(2)}',
+        "global HOSPITAL\n    HOSPITAL = number\n"
+        '    return {f"hospital-{number}": everyone.arrays(number)}',
+    )
+    assert text.count("HOSPITAL") == 2
+    task.write_text(text + "\n\nHOSPITAL = -1\n")
+    client.write_text(client.read_text() + MORTAL)
+    return folder
+
+
+@pytest.mark.skipif(
+    psutil.virtual_memory().total < 12 << 30, reason="ten nodes need 12 GiB of memory"
+)
+@pytest.mark.parametrize("method", ["fedavg", "clade", "clade_groups", "scaffold", "ifca"])
+def test_with_two_of_ten_clients_killed_it_is_the_plain_run_without_them(
+    method: str, ten_hospitals: Federation, mortal_app: Path, tmp_path: Path
+) -> None:
+    runs = []
+    for secure in (False, True):
+        settings: dict[str, Any] = {
+            "method.name": method,
+            "method.settings": "clusters = 2" if method == "ifca" else "",
+            "run.rounds": 3,
+            "federation.nodes": HOSPITALS,
+            "federation.out": str(tmp_path / str(secure)),
+            "privacy.secure_sum": secure,
+        }
+        assert ten_hospitals.run(mortal_app, settings) == 0
+        runs.append(tmp_path / str(secure) / "run-1")
+    lost = [
+        [{failure["client"] for failure in row["failures"]} for row in rounds(run)] for run in runs
+    ]
+    assert [len(clients) for clients in lost[0]] == [0, 1, 2]
+    assert lost[1] == lost[0]
+    plain, secured = map(StoredModels, runs)
+    assert torch.equal(plain.model_ids, secured.model_ids)
+    largest = 0.0
+    for model in plain.model_ids.unique().tolist():
+        for name, value in plain.row(model).items():
+            torch.testing.assert_close(secured.row(model)[name], value, atol=1e-4, rtol=0)
+            largest = max(largest, float((secured.row(model)[name] - value).abs().max()))
+    print(method, "largest difference", largest, "models", len(plain.model_ids.unique()))

@@ -41,6 +41,7 @@ Send: TypeAlias = Callable[[Mapping[str, Message]], Mapping[str, Message | NodeE
 Summed: TypeAlias = list[tuple[str, tuple[int, ...]]]
 """Name and shape of each output in a vector."""
 MIN_NODES = 2
+_ATTEMPTS = 2  # to agree on keys; the second if a node has restarted
 _SIGNATURE_BYTES = 64  # of Ed25519
 
 
@@ -67,6 +68,13 @@ class SecureSums:
             send: sends messages and returns the answers.
         """
         nodes = sorted(connected)
+        for _ in range(_ATTEMPTS):
+            self._exchange_keys(nodes, slots, send)
+            if self._exchange_deals(nodes, send):
+                return
+
+    def _exchange_keys(self, nodes: Sequence[str], slots: int, send: Send) -> None:
+        """Ask the nodes that are new, or have restarted, for their keys."""
         new = [node for node in nodes if node not in self._identities]
         if new or slots > self._slots:
             self._slots = max(self._slots, slots)
@@ -83,12 +91,19 @@ class SecureSums:
             if len(keep) - away < threshold_of(len(keep)):
                 keep = {node: each for node, each in keep.items() if node in nodes}
             self._identities = keep
+
+    def _exchange_deals(self, nodes: Sequence[str], send: Send) -> bool:
+        """Ask the nodes that have not dealt for their deals. Returns False if one has restarted:
+        then it is no party any more, and all must deal again.
+        """
         missing = [n for n in nodes if n in self._identities and n not in self._deals]
-        if missing:
-            asked = {"kind": "secure_deal", **self.directory()}
-            parties = sorted(self._identities)
-            for node, answer in send({node: Message(asked) for node in missing}).items():
-                self.take_deal(node, answer, parties)
+        if not missing:
+            return True
+        asked = {"kind": "secure_deal", **self.directory()}
+        parties = sorted(self._identities)
+        for node, answer in send({node: Message(asked) for node in missing}).items():
+            self.take_deal(node, answer, parties)
+        return parties == sorted(self._identities)
 
     def directory(self) -> dict[str, Any]:
         """What a node needs for a deal."""
@@ -96,7 +111,8 @@ class SecureSums:
         return {"parties": parties, "slots": self._slots}
 
     def take_deal(self, node: str, answer: Message | NodeError, parties: Sequence[str]) -> None:
-        """Keep the next deal of a node, or note that it has none.
+        """Keep the next deal of a node, or note that it has none. All deals that are kept are for
+        the same parties: shares for others would not fit.
 
         Args:
             node: the node.
@@ -110,10 +126,15 @@ class SecureSums:
             ),
         )
         self._deals.pop(node, None)
-        if isinstance(deal, Deal) and deal.name == node:
-            self._deals[node] = deal
-        elif isinstance(answer, NodeError) and NO_KEYS in answer.reason:
+        if isinstance(answer, NodeError) and NO_KEYS in answer.reason:
             self._identities.pop(node, None)  # it has restarted, and gets new keys
+            self._deals = {}
+        elif (
+            isinstance(deal, Deal)
+            and deal.name == node
+            and list(parties) == sorted(self._identities)
+        ):
+            self._deals[node] = deal
 
     def session(self, number: str, groups: Groups, min_clients: int) -> Session:
         """The session of all nodes that have dealt."""

@@ -172,6 +172,28 @@ def test_a_node_that_restarts_gets_new_keys(small_digits: Clients) -> None:
     assert torch.equal(first.sums["fc1.weight"], third.sums["fc1.weight"])
 
 
+@pytest.mark.parametrize("is_away", [False, True])
+def test_nodes_that_die_in_a_sum_and_restart_do_not_spoil_the_next(
+    is_away: bool, small_digits: Clients
+) -> None:
+    """The server learns of the restarts when it asks for deals, or from answers to the next sum."""
+    run = secure_run(fc.FedAvg(), small_digits, "remote", nodes=10)
+    key = b"the key on its disk".ljust(32)
+    transport(run).connected["node-1"].secure = SecureNode(key)
+    whole = a_map(run)
+    transport(run).is_lost = lambda node, m: (node, m.header["kind"]) == ("node-1", "secure_map")
+    assert len(a_map(run).ids) == 18
+    transport(run).connected["node-1"].secure = SecureNode(key)
+    transport(run).is_lost = lambda node, m: (
+        is_away and node == "node-1" and m.header["kind"] in ("secure_keys", "secure_map")
+    )
+    less = a_map(run)
+    assert len(less.ids) == (18 if is_away else 20)
+    transport(run).is_lost = lambda node, m: False
+    again = a_map(run)
+    assert torch.equal(again.sums["fc1.weight"], whole.sums["fc1.weight"])
+
+
 def test_a_node_with_another_key_is_not_accepted(small_digits: Clients) -> None:
     """The server could have invented it."""
     run = secure_run(fc.FedAvg(), small_digits, "remote", nodes=5)
