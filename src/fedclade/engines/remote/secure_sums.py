@@ -41,7 +41,9 @@ Send: TypeAlias = Callable[[Mapping[str, Message]], Mapping[str, Message | NodeE
 Summed: TypeAlias = list[tuple[str, tuple[int, ...]]]
 """Name and shape of each output in a vector."""
 MIN_NODES = 2
-_ATTEMPTS = 2  # to agree on keys; the second if a node has restarted
+# To agree on keys. A node that has restarted shows it when it is asked for a deal: in the first
+# attempt those without a deal are asked, in the second all.
+_ATTEMPTS = 3
 _SIGNATURE_BYTES = 64  # of Ed25519
 
 

@@ -176,14 +176,22 @@ def test_a_node_that_restarts_gets_new_keys(small_digits: Clients) -> None:
 def test_nodes_that_die_in_a_sum_and_restart_do_not_spoil_the_next(
     is_away: bool, small_digits: Clients
 ) -> None:
-    """The server learns of the restarts when it asks for deals, or from answers to the next sum."""
+    """One dies before its vector is sent, and one before it reveals; then the server has its next
+    deal.
+    """
     run = secure_run(fc.FedAvg(), small_digits, "remote", nodes=10)
-    key = b"the key on its disk".ljust(32)
-    transport(run).connected["node-1"].secure = SecureNode(key)
+    keys = {name: name.encode().ljust(32) for name in ("node-1", "node-7")}
+
+    def restart() -> None:
+        for name, key in keys.items():
+            transport(run).connected[name].secure = SecureNode(key)
+
+    restart()
     whole = a_map(run)
-    transport(run).is_lost = lambda node, m: (node, m.header["kind"]) == ("node-1", "secure_map")
+    dies_at = {"node-1": "secure_map", "node-7": "secure_reveal"}
+    transport(run).is_lost = lambda node, m: dies_at.get(node) == m.header["kind"]
     assert len(a_map(run).ids) == 18
-    transport(run).connected["node-1"].secure = SecureNode(key)
+    restart()
     transport(run).is_lost = lambda node, m: (
         is_away and node == "node-1" and m.header["kind"] in ("secure_keys", "secure_map")
     )
