@@ -163,7 +163,7 @@ def train(
             **counters.row(setup.engine),
         }
         if setup.budget is not None:
-            row["next_clip"] = setup.budget.clip
+            row |= {"next_clip": setup.budget.clip, "epsilon": setup.budget.spent()}
         is_evaluated = setup.is_due(number, setup.training.eval_every)
         if is_evaluated and progress.stopped is None and joins_next_round(setup, number):
             row["seconds"] = counters.seconds()
@@ -238,8 +238,6 @@ def _evaluate_round(
 ) -> Evaluation:
     """Evaluate a round and add the numbers to its row. Keeps the state if it is the best so far."""
     number, state = row["round"], progress.state
-    if setup.budget is not None:
-        row["epsilon"] = setup.budget.spent()
     earlier = [each for each in progress.history if each["round"] < number]
     evaluation = evaluate(setup, progress.clients, state, number, earlier, is_last)
     _add_metrics(setup, progress.clients, state, row, evaluation)
