@@ -12,6 +12,7 @@ from torch import nn
 from fedclade.analysis.diagnose import diagnosis_text
 from fedclade.analysis.diagnose.class_statistics import ClassStatistics, class_statistics
 from fedclade.analysis.diagnose.client_map import client_map
+from fedclade.analysis.diagnose.group_noise import GroupNoise, measure_noise
 from fedclade.analysis.diagnose.groups import (
     CLUSTERINGS,
     Grouping,
@@ -57,9 +58,9 @@ PROBE_ROUNDS = 60
 LEAVES = (
     "once: its number of examples, its number of examples per class, and for each class the mean of"
     " 32 features that the initial model computes from its inputs; four times: the signature of"
-    " CladeGroups (128 numbers); if labels and inputs differ, three times: what Clade sends before"
-    " its first round; in pilot runs: trained weights, the model that it selected, and its score on"
-    " held-out examples"
+    " CladeGroups (128 numbers), and if there are groups, up to four times with noise; if labels"
+    " and inputs differ, three times: what Clade sends before its first round; in pilot runs:"
+    " trained weights, the model that it selected, and its score on held-out examples"
 )
 
 
@@ -83,6 +84,7 @@ class Diagnosis:
             samples.
         map: the place of each client on a map where similar clients are close; of many clients an
             even sample.
+        noise: when the noise of differential privacy hides the groups; None without groups.
 
     Example:
         >>> import fedclade as fc
@@ -104,6 +106,7 @@ class Diagnosis:
     members: tuple[dict[str, Any], ...] = ()
     spread: Spread | None = None
     map: tuple[dict[str, Any], ...] = ()
+    noise: GroupNoise | None = None
 
     @property
     def sizes(self) -> dict[str, float]:
@@ -168,6 +171,7 @@ class Diagnosis:
             tuple(content.get("members", ())),
             None if content.get("spread") is None else Spread(**content["spread"]),
             tuple(content.get("map", ())),
+            None if content.get("noise") is None else GroupNoise(**content["noise"]),
         )
 
 
@@ -300,6 +304,11 @@ def diagnose_run(
         members(grouping.group, clients.names, statistics.counts),
         spread,
         client_map(statistics, clients.names),
+        (
+            None
+            if grouping.group is None
+            else measure_noise(fed, objectives[0], grouping.group, fold_in(key, "noise"))
+        ),
     )
 
 

@@ -11,6 +11,7 @@ from fedclade.analysis.diagnose.recommendation import CLEAR, CLUSTERED
 
 if TYPE_CHECKING:
     from fedclade.analysis.diagnose.api import Diagnosis
+    from fedclade.analysis.diagnose.group_noise import GroupNoise
     from fedclade.analysis.diagnose.spread import Spread
 
 ABOUT = {
@@ -89,7 +90,10 @@ def sentences(diagnosis: Diagnosis) -> list[str]:
     if (renamed := diagnosis.evidence.renamed) is not None and "concept shift" in diagnosis.kinds:
         between = "in groups" if diagnosis.group is not None else "between clients"
         lines.append(f"Labels renamed {between}: {renamed:.2f} of the difference.")
-    return [*lines, _groups(diagnosis), *members.sentences(diagnosis.members), _advice(diagnosis)]
+    lines += [_groups(diagnosis), *members.sentences(diagnosis.members)]
+    if diagnosis.noise is not None and diagnosis.group is not None:
+        lines.append(_noise(diagnosis.noise, len(diagnosis.group)))
+    return [*lines, _advice(diagnosis)]
 
 
 def by_chance(name: str, p: float) -> str:
@@ -149,6 +153,23 @@ def _groups(diagnosis: Diagnosis) -> str:
     return (
         f"{len(sizes)} groups of {listed} clients ({100 * diagnosis.groups_agree:.0f} % of the"
         " clusterings found this number)."
+    )
+
+
+def _noise(noise: GroupNoise, clients: int) -> str:
+    """When the noise of differential privacy hides the groups, and how large it is in them."""
+    least, hidden = noise.least_epsilon, noise.hidden_at
+    if least is None:
+        text = (
+            f"CladeGroups does not find them with noise, not even of signature_epsilon = {hidden:g}"
+        )
+    else:
+        text = f"CladeGroups finds them with noise down to signature_epsilon = {least:g}"
+        if hidden is not None:
+            text += f"; with {hidden:g} they are hidden"
+    return (
+        f"{text}. With privacy.epsilon the model of the smallest, {noise.fewest} of {clients}"
+        f" clients, gets {clients / noise.fewest:.3g} times the noise of one model for all."
     )
 
 

@@ -45,7 +45,7 @@ def cluster(fed: Simulator, objectives: list[Objective], key: int) -> list[Group
     projection.
     """
     return [
-        _groups_of(CladeGroups(), fed, objective, fold_in(key, "groups", number))
+        groups_of(CladeGroups(), fed, objective, fold_in(key, "groups", number))
         for number, objective in enumerate(objectives)
     ]
 
@@ -53,12 +53,13 @@ def cluster(fed: Simulator, objectives: list[Objective], key: int) -> list[Group
 def cluster_and_merge(fed: Simulator, objectives: list[Objective], key: int) -> list[Groups]:
     """The same groups, but groups that differ in class shares alone are merged, as Clade does."""
     return [
-        _groups_of(Clade(), fed, objective, fold_in(key, "groups", number))
+        groups_of(Clade(), fed, objective, fold_in(key, "groups", number))
         for number, objective in enumerate(objectives)
     ]
 
 
-def _groups_of(method: CladeGroups, fed: Simulator, objective: Objective, key: int) -> Groups:
+def groups_of(method: CladeGroups, fed: Simulator, objective: Objective, key: int) -> Groups:
+    """The groups that a method finds before its first round."""
     method, params = method.with_local_config(LocalTraining(objective)), objective.params()
     fed.init_client_state(method.initial_client_state(params))
     return canonical_labels(method.init(fed, params, key).cluster_ids.numpy())

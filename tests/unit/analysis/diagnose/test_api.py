@@ -137,6 +137,24 @@ def test_the_recommendation_comes_from_pilot_runs(diagnosis: Diagnosis) -> None:
     assert "Expected gain over FedAvg: " in text
 
 
+def test_it_says_when_noise_hides_the_groups() -> None:
+    """Clients with fewer samples need a larger ε."""
+    few, many = (
+        diagnose(planted(LabelClusters(4, 2), clients=clients), probe_rounds=0, device="cpu")
+        for clients in (24, 8)
+    )
+    assert few.noise is not None
+    assert many.noise is not None
+    assert few.noise.least_epsilon is not None
+    assert many.noise.least_epsilon is not None
+    assert few.noise.least_epsilon > many.noise.least_epsilon
+    assert few.noise.hidden_at is not None
+    assert f"{few.noise.least_epsilon:g}; with {few.noise.hidden_at:g} they are hidden" in str(few)
+    assert "the smallest, 6 of 24 clients, gets 4 times the noise" in str(few)
+    assert Diagnosis.from_json(json.loads(json.dumps(few.to_json()))).noise == few.noise
+    assert diagnose(planted(Iid()), probe_rounds=0, device="cpu").noise is None
+
+
 def test_those_that_may_be_best_are_trained_with_a_second_seed(diagnosis: Diagnosis) -> None:
     seeds = {probe.method: probe.seeds for probe in diagnosis.probes if probe.layer is None}
     assert seeds["fedavg"] == 2
