@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import fedclade as fc
 from fedclade.cli import main
+from fedclade.conformance.in_process_federation import InProcessTransport
+from fedclade.engines.remote.federation import RemoteFederation
+from fedclade.engines.remote.membership import ClientRecord
 from fedclade.errors import InvalidInputError
 from fedclade.io.run_dir import StoredModels
+from fedclade.methods import METHODS
 from fedclade.programs.personal_layer import LAYER_FACTORIES
 from fedclade.training import experiment_file
 
@@ -39,6 +45,49 @@ def run(
     return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
+def same_models_at_nodes(simulated: fc.Result, nodes: Path) -> None:
+    """Whether each client of the nodes has the final model of the simulated one."""
+    for client in range(len(simulated.clusters)):
+        (file,) = nodes.glob(f"*/models/{client}.safetensors")
+        model, actual = simulated.model_of(client), load_file(file)
+        expected = dict(model.named_parameters()) | dict(model.named_buffers())
+        assert actual.keys() <= expected.keys()
+        assert actual
+        for name, value in actual.items():
+            torch.testing.assert_close(value, expected[name].detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+# The example's model has no BatchNorm layer: of FedBN see tests/conformance/test_batch_norm.py.
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - {"fedbn"}))
+def test_every_method_gives_the_simulators_models_on_nodes(method: str, tmp_path: Path) -> None:
+    """Without Ray: the nodes of the simulation, and messages that are encoded as on Flower."""
+    settings = [f"method.name={method}", "run.rounds=3", "run.eval_every=1"]
+    tables = experiment_file.apply(experiment_file.read("quickstart"), settings)
+    experiment = experiment_file.experiment(tables)
+    clients = experiment.clients(None)
+    run = experiment.to_run(clients, "cpu")
+    simulated = run.run(tmp_path / "simulated")
+    spec = json.dumps({"tables": tables, "root": None, "imports": []})
+    homes = tmp_path / "nodes"
+    nodes = {str(node): experiment_node(spec, node, 4, str(homes)) for node in range(4)}
+    fed = RemoteFederation(
+        InProcessTransport(nodes),
+        nodes["0"].compatibility_info,
+        client_records=[
+            ClientRecord("", -1, str(client), int(size), 0)
+            for client, size in enumerate(clients.sizes)
+        ],
+        metadata=clients.metadata,
+    )
+    fed.refresh_membership()
+    result = replace(run, federation=fed).run(tmp_path / "remote")
+    assert torch.equal(simulated.clusters, result.clusters)
+    for one, other in zip(simulated.history, result.history, strict=True):
+        assert one["accuracy"] == pytest.approx(other["accuracy"], abs=1e-3)
+    same_models_at_nodes(simulated, homes)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "method", ["clade", "fedavg", "cfl", "flt", "ifca", "scaffold", "flis_hc", "local"]
@@ -56,8 +105,7 @@ def test_flower_and_simulator_give_the_same_results(method: str, tmp_path: Path)
         with pytest.raises(InvalidInputError) as caught:
             flower.model_of(0)
         assert caught.value.field == "client"
-        files = sorted((tmp_path / "flower" / "nodes").glob("*/models/*.safetensors"))
-        assert len(files) == len(simulated.clusters)
+        same_models_at_nodes(simulated, tmp_path / "flower" / "nodes")
         return
     expected_models, models = (
         StoredModels(tmp_path / folder) for folder in ("simulated", "flower")
