@@ -3,10 +3,11 @@ on the nodes of `fedclade flower up`, and Flower's own FedAvg with three on Flow
 
     python benchmarks/flower_round_time.py
 
-Both train the same small model on digits, in turn. Flower's strategy is its FedAvg with default
-settings and an evaluation each round, as in its example. A round is the time between two lines of
-the server's log; of Clade it is the first round, which also finds the groups. If the machine has
-other work to do, only the ratio counts. Writes results/speed/flower_round_time.json.
+Both train the same small model on digits, in turn, and evaluate it each round: Flower's strategy is
+its FedAvg with default settings, as in its example. A round is the time between two lines of the
+server's log. Of CladeGroups and Clade it is the first round, which also finds the groups, and Clade
+trains up to three candidates; it is compared with a round of FedAvg without evaluation. If the
+machine has other work to do, only the ratios count. Writes results/speed/flower_round_time.json.
 """
 
 from __future__ import annotations
@@ -33,8 +34,17 @@ from fedclade.io.environment_info import environment_info
 
 NODES, TURNS = 3, 2
 ROUNDS, FLOWER_ROUNDS = 8, 3
-OURS, CLADE = "fedclade's FedAvg, 15 clients on 3 nodes", "Clade's first round, 15 clients"
-THEIRS = "Flower's FedAvg, 3 clients"
+OURS = "fedclade's FedAvg with evaluation, 15 clients on 3 nodes"
+PLAIN = "fedclade's FedAvg without evaluation"
+GROUPS, CLADE = "CladeGroups' first round", "Clade's first round"
+THEIRS = "Flower's FedAvg with evaluation, 3 clients"
+# Of each series: the method, the rounds between two evaluations, and the number of rounds.
+SERIES = {
+    OURS: ("fedavg", 1, ROUNDS),
+    PLAIN: ("fedavg", 0, ROUNDS),
+    GROUPS: ("clade_groups", 0, 2),
+    CLADE: ("clade", 0, 2),
+}
 RESULT = Path(__file__).resolve().parents[1] / "results" / "speed" / "flower_round_time.json"
 
 TASK = '''"""Digits, divided evenly among all clients."""
@@ -184,22 +194,21 @@ def plain_flower(folder: Path) -> Iterator[dict[str, str]]:
 def measure_ours(root: Path, app: Path, turn: int, seconds: dict[str, list[float]]) -> None:
     federation = Federation.up(root / f"fed-{turn}", NODES, secure=False)
     try:
-        for method in ("fedavg", "clade"):
-            out = root / f"out-{turn}" / method
+        for number, (name, (method, eval_every, rounds)) in enumerate(SERIES.items()):
+            out = root / f"out-{turn}" / str(number)
             config = {
                 "method.name": method,
-                "run.rounds": ROUNDS if method == "fedavg" else 2,
+                "run.rounds": rounds,
+                "run.eval_every": eval_every,
                 "federation.nodes": NODES,
                 "federation.out": str(out),
             }
             if federation.run(app, config):
                 raise SystemExit("the run with fedclade failed")
             lines = (out / "run-1" / "rounds.jsonl").read_text().splitlines()
-            rounds = [json.loads(line)["seconds"] for line in lines]
-            if method == "clade":
-                seconds[CLADE].append(rounds[0])
-            else:
-                seconds[OURS] += rounds[1:-1]  # the last has the evaluation
+            times = [json.loads(line)["seconds"] for line in lines]
+            # The first of FedAvg builds the model, and the last delivers it.
+            seconds[name] += times[1:-1] if method == "fedavg" else times[:1]
     finally:
         federation.down()
 
@@ -220,7 +229,7 @@ def main() -> None:
         root = Path(folder)
         times = root / "times"
         ours, theirs = write_app(root / "ours", 5), write_app(root / "theirs", 1, times)
-        seconds: dict[str, list[float]] = {OURS: [], CLADE: [], THEIRS: []}
+        seconds: dict[str, list[float]] = {name: [] for name in (*SERIES, THEIRS)}
         for turn in range(TURNS):
             measure_ours(root, ours, turn, seconds)
             seconds[THEIRS] += measure_theirs(root, theirs, turn, times)
@@ -231,7 +240,8 @@ def main() -> None:
         | {"load average before and after": [round(load_before, 1), round(os.getloadavg()[0], 1)]},
         "seconds a round": {name: round(value, 2) for name, value in medians.items()},
         "Flower's round in rounds of fedclade": round(medians[THEIRS] / medians[OURS], 1),
-        "Clade's first round in rounds of FedAvg": round(medians[CLADE] / medians[OURS], 1),
+        f"{GROUPS} in rounds of FedAvg": round(medians[GROUPS] / medians[PLAIN], 1),
+        f"{CLADE} in rounds of FedAvg": round(medians[CLADE] / medians[PLAIN], 1),
         "all": rounds,
     }
     write_results(RESULT, results)

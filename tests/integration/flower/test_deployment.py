@@ -44,6 +44,7 @@ def settings(out: Path, method: str, rounds: int, **more: Any) -> dict[str, Any]
     given = {
         "method.name": method,
         "run.rounds": rounds,
+        "run.eval_every": 1,  # the evaluation travels with the next training
         "federation.nodes": NODES,
         "federation.out": str(out),
         "federation.bind_clients_to_nodes": True,
