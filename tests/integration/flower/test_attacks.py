@@ -32,7 +32,7 @@ from fedclade.core.losses import accuracy
 from fedclade.core.program_serialization import NodeContext, factories_of, to_spec
 from fedclade.data import Clients
 from fedclade.data.client_metadata import ClientMetadata
-from fedclade.engines.remote.evaluation import PART, join_answers, split_answers
+from fedclade.engines.remote.evaluation import PART, join, join_answers, split_answers
 from fedclade.engines.remote.federation import RemoteFederation
 from fedclade.engines.remote.messages import MAX_REASON, Message, NodeError, decode, encode
 from fedclade.engines.remote.node import InMemoryStateStore, Node
@@ -689,6 +689,50 @@ def test_a_node_refuses_a_hostile_server(policy: NodePolicy, message: Message) -
     assert after.header == before.header
     assert list(after.tensors) == list(before.tensors)
     assert all(torch.equal(after.tensors[name], before.tensors[name]) for name in before.tensors)
+
+
+def joined(**entries: Any) -> Message:
+    """A training with an evaluation of which these entries of the header are changed."""
+    message = join(train_message(), evaluate_message())
+    return with_header(message, **{PART: {**message.header[PART], **entries}})
+
+
+REQUEST = evaluate_message().header["requests"][0]
+JOINED: dict[str, tuple[NodePolicy, Message]] = {
+    name: (NodePolicy(), message)
+    for name, message in {
+        "evaluation that is a list": with_header(train_message(), **{PART: [1]}),
+        "evaluation without entries": with_header(train_message(), **{PART: {}}),
+        "1,000 evaluations": joined(requests=[REQUEST] * 1000),
+        "unknown metric": joined(requests=[{**REQUEST, "metrics": ["x"]}]),
+        "unknown program": joined(requests=[{**REQUEST, "finetune": {"make": "x", "with": {}}}]),
+        "a million epochs": joined(
+            requests=[{**REQUEST, "finetune": training(epochs=10**6).header["program"]}]
+        ),
+        "client of another node": joined(clients=[0, 2]),
+        "a client twice": joined(clients=[0, 0]),
+        "model that was not sent": joined(per_client={"model_ids": [7, 7], "local_params": []}),
+        "model that is not in the training": joined(common=["secret"]),
+        "round that is text": joined(round="1"),
+    }.items()
+} | {"more looks than the policy": (NodePolicy(max_looks=1), joined())}
+
+
+@pytest.mark.parametrize(("policy", "message"), JOINED.values(), ids=JOINED)
+def test_a_node_refuses_a_hostile_evaluation_in_a_training(
+    policy: NodePolicy, message: Message
+) -> None:
+    """The training of the message may be answered."""
+    attacked, store = node("west", policy), InMemoryStateStore()
+    attacked.state_stores = lambda run: store
+    answer = decode(*encode(attacked.answer(decode(*encode(message)))))
+    evaluation = split_answers(answer)[1]
+    assert "rejected" in answer.header or "rejected" in evaluation.header
+    assert evaluation.tensors == {}
+    assert store.models == {}
+    attacked.policy = NodePolicy()
+    honest = split_answers(attacked.answer(joined()))[1]
+    assert "value0/accuracy" in honest.tensors
 
 
 def test_honest_messages_are_answered_under_a_policy() -> None:
