@@ -22,9 +22,8 @@ from fedclade.data.image_folders import image_files
 from fedclade.data.table_columns import as_numbers, as_text, location
 from fedclade.data.tables import read_rows
 from fedclade.data.text_encoding import TextEncoding
-from fedclade.data.texts import read_csv_columns
+from fedclade.data.texts import read_text_file
 from fedclade.errors import FedcladeWarning, InvalidInputError, nearest
-from fedclade.io import safe_read
 from fedclade.training.result import Result
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ def _texts(result: Result, encoding: TextEncoding, path: Path, with_targets: boo
             " cannot hold. Use result.predict([text, …], client=…) in Python.",
             str(path),
         )
-    columns = read_csv_columns(path, safe_read.read(path))
+    columns = read_text_file(path)
     for name, needed in ((encoding.text, True), (encoding.target, with_targets)):
         if needed and name not in columns:
             raise InvalidInputError(
@@ -192,7 +191,14 @@ def _known(result: Result, client: str) -> int | str:
     """A client of the run as the user writes it; clients without names have numbers."""
     named = result.names.clients is not None or not client.isdecimal()
     known = client if named else int(client)
-    result.cluster_of(known)  # raises if there is no such client
+    try:
+        result.cluster_of(known)
+    except InvalidInputError as error:
+        raise InvalidInputError(
+            f"{error} For a client that was not in the run give a few of its rows with targets:"
+            " --labeled FILE.",
+            error.field,
+        ) from error
     return known
 
 

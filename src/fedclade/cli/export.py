@@ -37,7 +37,9 @@ def export(
         accuracy = card["test"].get("accuracy")
         score = f", accuracy {accuracy['mean']:.2f} %" if accuracy else ""
         files = ", ".join(card["files"].values())
-        print_out(f"{card['name']}: {len(card['clients']):,} clients{score}  ({files})")
+        count = len(card["clients"])
+        clients = "1 client" if count == 1 else f"{count:,} clients"
+        print_out(f"{card['name']}: {clients}{score}  ({files})")
 
     exported = export_models(folder, out, comma_separated(formats), on_group=on_group)
     for problem in dict.fromkeys(exported.problems):

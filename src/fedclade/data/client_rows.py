@@ -4,6 +4,7 @@ and a test part.
 
 from __future__ import annotations
 
+import warnings
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ from fedclade.core.names import Names
 from fedclade.core.rng import fold_in
 from fedclade.data.federated_dataset import Clients, RaggedIndex
 from fedclade.data.validation_split import stable_order, validation_positions
-from fedclade.errors import InvalidInputError, is_number, require, require_int
+from fedclade.errors import FedcladeWarning, InvalidInputError, is_number, require, require_int
 
 Ints: TypeAlias = NDArray[np.int64]
 Bools: TypeAlias = NDArray[np.bool_]
@@ -101,7 +102,8 @@ def test_seed(seed: int) -> int:
 def clients_of_rows(
     train: Rows, test: Rows, names: Names, classes: int | None, dataset: str
 ) -> Clients:
-    """The clients of these rows. A client without test rows is not evaluated on test data.
+    """The clients of these rows. A client without test rows is not evaluated on test data; a
+    warning counts such clients if others have some.
 
     Args:
         train: the training rows.
@@ -121,6 +123,11 @@ def clients_of_rows(
             )
     test_rows = rows_by_client(test.client.numpy(), number)
     has_test = torch.tensor([len(rows) > 0 for rows in test_rows])
+    without_test = number - int(has_test.sum())
+    if 0 < without_test < number:
+        have = "client has" if without_test == 1 else "clients have"
+        message = f"{dataset}: {without_test:,} {have} no test part, and will not be evaluated."
+        warnings.warn(FedcladeWarning(message, "test"), stacklevel=4)
     return Clients(
         train.x,
         train.y,

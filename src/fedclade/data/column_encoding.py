@@ -74,13 +74,17 @@ class NumberColumn:
         """
         missing = np.isnan(numbers)
         if standardize == "none":
-            numbers[missing] = self.mean
-        else:
-            mean, scale = scales
-            numbers -= mean[clients] if len(mean) > 1 else mean
-            numbers /= scale[clients] if len(scale) > 1 else scale
-            numbers[missing] = 0
-        return numbers.astype(np.float32), missing
+            encoded = numbers.astype(np.float32)
+            encoded[missing] = self.mean
+            return encoded, missing
+        mean, scale = scales
+        numbers -= mean[clients] if len(mean) > 1 else mean
+        # Divided as float64: one pass less than a division and a copy.
+        encoded = np.empty(len(numbers), np.float32)
+        divisor = scale[clients] if len(scale) > 1 else scale
+        np.divide(numbers, divisor, out=encoded, casting="same_kind")
+        encoded[missing] = 0
+        return encoded, missing
 
 
 @dataclass(frozen=True)

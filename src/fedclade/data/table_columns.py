@@ -32,6 +32,14 @@ _BLOCK = 1 << 20  # bytes that are parsed at once: no row may be longer
 _HEADER = 1 << 20
 _DISTINCT = 1_000  # of a block: a column with more different texts is plain text
 _DELIMITERS = ",;\t|"
+_LARGEST = float(np.finfo(np.float32).max)  # of a number: inputs are float32
+# The first bytes of files that are not CSV: what they are, and what to do.
+_OTHER_FILES = {
+    b"PK\x03\x04": "a ZIP or Excel file. Save the table as CSV UTF-8, or unpack it.",
+    b"\xd0\xcf\x11\xe0": "an Excel file. Save the table as CSV UTF-8.",
+    b"\x1f\x8b": "compressed by gzip. Unpack it.",
+    b"PAR1": "a Parquet file. Let its name end with .parquet, or use from_parquet.",
+}
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 
 
@@ -92,7 +100,10 @@ def _parse(file: Path, delimiter: str, included: Sequence[str], types: dict[str,
 
     read = pa.csv.ReadOptions(block_size=_BLOCK)
     # Without quotes no value has a line end, and pyarrow parses twice as fast.
-    parse = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=_has_quotes(file))
+    quotes = _has_quotes(file)
+    parse = pa.csv.ParseOptions(
+        delimiter=delimiter, quote_char='"' if quotes else False, newlines_in_values=quotes
+    )
     # pyarrow's default waits for huge pages, which takes half as long as the parsing.
     memory = pa.system_memory_pool()
 
@@ -221,7 +232,7 @@ def kind_of(table: pa.Table, name: str) -> Literal["number", "category"]:
     if 2 * count > present:
         row = pc.index(numeric, False).as_py()
         raise InvalidInputError(
-            f"column '{name}', {location(table, row)}: {_shown(values[row].as_py())} is not a"
+            f"column '{name}', {location(table, row)}: {shown(values[row].as_py())} is not a"
             f" number, but {count:,} of {present:,} values are. Correct it, or list the column in"
             " data.categorical or data.drop.",
             name,
@@ -317,7 +328,7 @@ def _are_numbers(texts: pa.ChunkedArray) -> list[bool]:
 
 def _no_number(table: pa.Table, name: str, row: int, text: str) -> InvalidInputError:
     return InvalidInputError(
-        f"column '{name}', {location(table, row)}: {_shown(text)} is not a number.", name
+        f"column '{name}', {location(table, row)}: {shown(text)} is not a number.", name
     )
 
 
@@ -357,11 +368,11 @@ def _copy_into(into: NDArray[Any], column: pa.ChunkedArray, missing: float) -> N
 
 
 def _finite(table: pa.Table, name: str, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-    if np.isinf(numbers).any():
-        row = int(np.isinf(numbers).argmax())
+    if max(np.fmax.reduce(numbers, initial=0), -np.fmin.reduce(numbers, initial=0)) > _LARGEST:
+        row = int((np.abs(numbers) > _LARGEST).argmax())
         raise InvalidInputError(
-            f"column '{name}', {location(table, row)}: the value is infinite. Correct it, or leave"
-            " it empty.",
+            f"column '{name}', {location(table, row)}: the value is infinite or too large for"
+            " float32. Correct it, or leave it empty.",
             name,
         )
     return numbers
@@ -441,7 +452,8 @@ def _decimal_comma(table: pa.Table, text: pa.ChunkedArray) -> pa.ChunkedArray | 
         return None
 
 
-def _shown(value: str) -> str:
+def shown(value: str) -> str:
+    """A value of the file in a message."""
     return repr(value if len(value) <= 40 else f"{value[:40]}…")
 
 
@@ -479,6 +491,9 @@ def _header(path: Path) -> tuple[str, list[str]]:
     try:
         with path.open("rb") as file:
             start = file.read(_HEADER)
+        for magic, problem in _OTHER_FILES.items():
+            if start.startswith(magic):
+                raise InvalidInputError(f"{path}: no CSV file, but {problem}", str(path))
         if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise UnicodeError("it is UTF-16")
         text = codecs.getincrementaldecoder("utf-8-sig")().decode(start)
@@ -523,7 +538,7 @@ def _malformed(path: Path, delimiter: str, columns: int, error: Exception) -> In
     try:
         for line, row in _rows(path, delimiter):
             if len(row) != columns:
-                first = _shown(row[-1]) if len(row) < columns else _shown(row[columns])
+                first = shown(row[-1]) if len(row) < columns else shown(row[columns])
                 where = "the last is" if len(row) < columns else "the first too many is"
                 return InvalidInputError(
                     f"{path}, line {line}: {len(row)} values for {columns} columns ({where}"

@@ -60,8 +60,9 @@ class Inspection:
         kind = "numbers" if classes is None else f"{classes} classes"
         encoding = self.clients.encoding
         inputs = len(encoding.columns) if isinstance(encoding, ColumnEncoding) else 0
+        clients = "1 client" if len(self.clients) == 1 else f"{len(self.clients):,} clients"
         return (
-            f"{self.rows:,} rows of {len(self.clients):,} clients, {inputs} input columns, target"
+            f"{self.rows:,} rows of {clients}, {inputs} input columns, target"
             f" '{self.settings.target}' with {kind}."
         )
 

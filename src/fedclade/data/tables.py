@@ -42,6 +42,7 @@ from fedclade.data.table_columns import (
     read_parquet,
     release_memory,
     require_column,
+    shown,
 )
 from fedclade.errors import FedcladeWarning, InvalidInputError, is_number, require, require_int
 from fedclade.io import safe_read
@@ -385,7 +386,8 @@ def clients_from_table(table: pa.Table, settings: TableSettings, source: str) ->
     )
     without_test = int((clients.test_sizes == 0).sum())
     if without_test and settings.test:
-        notes.others.append(f"{without_test} clients have too few rows for a test part")
+        have = "client has" if without_test == 1 else "clients have"
+        notes.others.append(f"{without_test} {have} too few rows for a test part")
     notes.publish()
     _log.info("%s: %s", source, targets.in_words(settings.target))
     return clients
@@ -437,8 +439,9 @@ class _Targets:
             1 < len(names) <= MAX_CLASSES,
             "data.target",
             name,
-            f"the column has {len(names):,} classes, and 2 to {MAX_CLASSES:,} are allowed; name"
-            " another column, or set data.task = 'regression'",
+            f"the column has {len(names):,} classes{f' ({names[0]})' if len(names) == 1 else ''},"
+            f" and 2 to {MAX_CLASSES:,} are allowed; name another column, or set data.task ="
+            " 'regression'",
         )
         return _Targets(codes, checked_names(names, f"column '{name}'"))
 
@@ -711,8 +714,9 @@ def _category_column(
     if len(names) > most:
         advice = "list it in data.drop" + ("" if listed else " or in data.categorical")
         raise InvalidInputError(
-            f"column '{name}': {len(names):,} different texts, above the limit of {most:,}. If it"
-            f" holds ids or free text, {advice}.",
+            f"column '{name}': {len(names):,} different texts such as {shown(names[0])}, above the"
+            f" limit of {most:,}. If it holds ids or free text, {advice}. If it holds numbers,"
+            " write them without units and without separators of thousands.",
             name,
         )
     return CategoryColumn(name, tuple(names), settings.missing == "mean" and bool(counts[0]))

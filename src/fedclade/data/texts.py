@@ -57,6 +57,8 @@ def from_text(
 ) -> Clients:
     """Make clients from a table of texts. `clients.encoding` then encodes new texts.
 
+    Rows without client, text or target are left out; a warning counts them.
+
     Args:
         data: The path of a CSV file with a header, of a Parquet file, or of the folder of a
             `datasets.Dataset`; a dictionary of columns; a data frame; or a `datasets.Dataset`.
@@ -78,6 +80,7 @@ def from_text(
     check_test_share(test, seed)
     require(task is None or task in TASKS, "task", task, f"must be one of {', '.join(TASKS)}")
     columns = _columns(data, [name for name in (text, client, target) if name is not None])
+    columns = _without_gaps(columns, text)
     if task is None:
         task = "language_model"
         if target is not None:
@@ -86,7 +89,7 @@ def from_text(
     if (target is None) != (task == "language_model"):
         needed = "no target" if task == "language_model" else "a target"
         raise InvalidInputError(f"target = {target!r}: the task {task} needs {needed}.", "target")
-    names, numbers = _clients(columns[client], client)
+    names, numbers = _clients(columns[client])
     encoding = TextEncoding((), length, text, client, target, task)  # no vocabulary yet
     if task == "classification":
         assert target is not None
@@ -108,6 +111,12 @@ def _classification(
     seed: int,
 ) -> Clients:
     class_names, y = _numbered([_as_text(value) for value in targets], "target")
+    if len(class_names) == 1:
+        raise InvalidInputError(
+            f"target = {encoding.target!r}: all texts have the class {class_names[0]!r}; name a"
+            " column with at least 2 classes, or leave it out for a language model.",
+            "target",
+        )
     is_test = is_test_row(client, y, test, seed)
     checked = [_text_of(value, row) for row, value in enumerate(texts)]
     counts = _counts([words_of(value) for value in checked], client, is_test)
@@ -268,6 +277,48 @@ def _opened(path: Path) -> Any:
     return read_csv_columns(path, safe_read.read(path))
 
 
+def read_text_file(path: Path) -> Columns:
+    """The columns of a CSV or Parquet file as text, empty where a value is missing.
+
+    Args:
+        path: the file.
+    """
+    if path.suffix.lower() != ".parquet":
+        return read_csv_columns(path, safe_read.read(path))
+    table = read_parquet(path)
+    columns = {name: table.column(name).to_pylist() for name in table.column_names}
+    return {
+        name: ["" if value is None else _as_text(value) for value in values]
+        for name, values in columns.items()
+    }
+
+
+def _without_gaps(columns: Columns, text: str) -> Columns:
+    """The rows with a value in each column; a warning counts the others. An empty text is one."""
+    rows = len(next(iter(columns.values())))
+    keep, counts = np.ones(rows, bool), list[str]()
+    for name, values in columns.items():
+        gaps = [_is_missing(value) and not (name == text and value == "") for value in values]
+        is_missing = np.array(gaps) & keep
+        if is_missing.any():
+            counts.append(f"{int(is_missing.sum()):,} with no value in '{name}'")
+        keep &= ~is_missing
+    if not counts:
+        return columns
+    message = f"{rows - int(keep.sum()):,} of {rows:,} rows left out: {', '.join(counts)}"
+    if not keep.any():
+        raise InvalidInputError(f"data: no row remains ({message}).", "data")
+    warnings.warn(FedcladeWarning(f"texts: {message}.", "data"), stacklevel=3)
+    kept = keep.nonzero()[0].tolist()
+    return {name: [values[row] for row in kept] for name, values in columns.items()}
+
+
+def _is_missing(value: Any) -> bool:
+    if isinstance(value, list | tuple | np.ndarray):
+        return False
+    return value is None or value == "" or bool(value != value)
+
+
 def _listed(column: Any) -> list[Any]:
     return list(column.to_pylist() if hasattr(column, "to_pylist") else column)
 
@@ -308,13 +359,7 @@ def read_csv_columns(path: Path, content: bytes) -> Columns:
     return {name: list(column) for name, column in zip(header, columns, strict=True)}
 
 
-def _clients(values: Sequence[Any], column: str) -> tuple[tuple[str, ...], Tensor]:
-    for row, value in enumerate(values):
-        if value is None or value == "" or value != value:
-            raise InvalidInputError(
-                f"client: column {column!r} is empty in row {row}. Give every text a client.",
-                "client",
-            )
+def _clients(values: Sequence[Any]) -> tuple[tuple[str, ...], Tensor]:
     names, numbers = _numbered([_as_text(value) for value in values], "client")
     return checked_client_names(names, "client"), numbers
 
@@ -327,7 +372,10 @@ def _numbered(values: Sequence[str], field: str) -> tuple[tuple[str, ...], Tenso
 
 
 def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else str(value)
+    """A client or a class; 1.0 is "1", which a library made a float because of missing values."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value)
 
 
 def _text_of(value: Any, row: int) -> str:

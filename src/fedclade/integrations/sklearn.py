@@ -13,6 +13,7 @@ from sklearn.base import (  # type: ignore[import-untyped]
     ClassifierMixin,
     RegressorMixin,
 )
+from sklearn.metrics import accuracy_score, r2_score  # type: ignore[import-untyped]
 from sklearn.utils import check_random_state  # type: ignore[import-untyped]
 from sklearn.utils.multiclass import check_classification_targets  # type: ignore[import-untyped]
 from sklearn.utils.validation import (  # type: ignore[import-untyped]
@@ -215,6 +216,23 @@ class ClusteredFederatedClassifier(ClassifierMixin, _ClusteredFederatedEstimator
         """
         return self._predict(X, groups, "probability")
 
+    def score(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
+    ) -> float:
+        """The share of the rows whose class is predicted.
+
+        Args:
+            X: (rows, features) the inputs.
+            y: (rows,) the classes.
+            sample_weight: (rows,) the weight of each row; None for equal weights.
+            groups: (rows,) the client of each row; None if there is one client only.
+        """
+        return float(accuracy_score(y, self.predict(X, groups), sample_weight=sample_weight))
+
 
 class ClusteredFederatedRegressor(RegressorMixin, _ClusteredFederatedEstimator):  # type: ignore[misc]
     """A regressor with one model per group of similar clients, by the squared error. Targets are
@@ -265,6 +283,23 @@ class ClusteredFederatedRegressor(RegressorMixin, _ClusteredFederatedEstimator):
         """
         values = self._predict(X, groups, "label")
         return self._target_mean + self._target_scale * values
+
+    def score(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
+    ) -> float:
+        """R², the share of the targets' variance that the predictions explain.
+
+        Args:
+            X: (rows, features) the inputs.
+            y: (rows,) the targets.
+            sample_weight: (rows,) the weight of each row; None for equal weights.
+            groups: (rows,) the client of each row; None if there is one client only.
+        """
+        return float(r2_score(y, self.predict(X, groups), sample_weight=sample_weight))
 
 
 def _method(method: str | Method) -> Method:

@@ -110,6 +110,14 @@ def test_a_new_client_joins_the_group_of_its_labeled_rows(
     assert printed == expected
 
 
+def test_an_unknown_client_is_told_how_to_join(command: Call, runs: Path) -> None:
+    rows = str(runs / "rows.csv")
+    code, _, errors = command("predict", str(runs / "classes"), "--client", "west", rows)
+    assert code == 2
+    assert "west" in errors
+    assert "--labeled FILE" in errors
+
+
 def test_rows_of_an_npz_file_and_clients_without_names(command: Call, runs: Path) -> None:
     run, rows = str(runs / "arrays"), str(runs / "rows.npz")
     _, first, _ = command("predict", run, "--client", "0", rows)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import fedclade as fc
 from fedclade.core.inputs import tensors_of
 from fedclade.data import hugging_face
-from fedclade.errors import InvalidInputError
+from fedclade.errors import FedcladeWarning, InvalidInputError
 
 datasets = pytest.importorskip("datasets", reason="the extra hf is not installed")
 
@@ -70,7 +70,8 @@ def test_a_dictionary_of_splits_on_disk(tmp_path: Path) -> None:
     parts = datasets.DatasetDict(train=data.select(range(6)), test=data.select([6]))
     parts.save_to_disk(tmp_path / "saved")
     for given in (parts, tmp_path / "saved"):
-        clients = clients_of(given)
+        with pytest.warns(FedcladeWarning, match="1 client has no test part"):
+            clients = clients_of(given)
         assert clients.sizes.tolist() == [2, 4]
         assert clients.test_sizes.tolist() == [1, 0]
         assert clients.names.classes == ("ill", "well", "unknown")

@@ -15,7 +15,7 @@ from PIL import Image
 
 import fedclade as fc
 from fedclade.data import image_encoding
-from fedclade.errors import InvalidInputError
+from fedclade.errors import FedcladeWarning, InvalidInputError
 
 
 def save(path: Path, value: int = 0, shape: tuple[int, ...] = (4, 6, 3), **options: Any) -> None:
@@ -67,7 +67,8 @@ def test_the_split_of_the_folders_is_used(tmp_path: Path) -> None:
     save(tmp_path / "north" / "train" / "cat" / "1.png", 1)
     save(tmp_path / "north" / "test" / "dog" / "2.jpg", 2)
     save(tmp_path / "south" / "train" / "dog" / "3.bmp", 3)
-    clients = fc.data.from_images(tmp_path, "site/split/class", color="gray")
+    with pytest.warns(FedcladeWarning, match="1 client has no test part"):
+        clients = fc.data.from_images(tmp_path, "site/split/class", color="gray")
     assert clients.shape == (1, 4, 6)
     assert clients.sizes.tolist() == [1, 1]
     assert clients.test_sizes.tolist() == [1, 0]

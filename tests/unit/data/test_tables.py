@@ -226,7 +226,9 @@ REFUSED: dict[str, tuple[str | bytes, dict[str, Any], str, str]] = {
     "header only": (HEAD, {}, FILE, "no rows"),
     "UTF-16": ((HEAD + ROWS).encode("utf-16"), {}, FILE, "UTF-8"),
     "latin-1": ((HEAD + ROWS + "é,1,no\n").encode("latin-1"), {}, FILE, "UTF-8"),
-    "gzip": (b"\x1f\x8b\x08\x00" + bytes(range(256)), {}, FILE, "UTF-8"),
+    "gzip": (b"\x1f\x8b\x08\x00" + bytes(range(256)), {}, FILE, "gzip"),
+    "Excel": (b"PK\x03\x04" + bytes(range(256)), {}, FILE, "Excel"),
+    "Parquet": (b"PAR1" + bytes(range(256)), {}, FILE, "from_parquet"),
     "duplicate columns": ("site,age,age,sick\na,1,2,no\n", {}, "{path}: columns", "age"),
     "missing column name": ("site,,sick\na,1,no\n", {}, FILE, "column 2 of 3"),
     "short row": (HEAD + ROWS + "b,7\n", {}, FILE, "line 12"),
@@ -235,6 +237,13 @@ REFUSED: dict[str, tuple[str | bytes, dict[str, Any], str, str]] = {
     "huge field": (HEAD + ROWS + f'b,"{"x" * (1 << 23)}",no\n', {}, FILE, "line 12"),
     "mixed types": (HEAD + ROWS + "b,old,no\n", {}, "age", "line 12"),
     "infinite": (HEAD + ROWS + "b,1e999,no\n", {}, "age", "line 12"),
+    "too large": (HEAD + ROWS + "b,1,no\nb,-1e39,no\n", {}, "age", "line 13"),
+    "numbers with a unit": (
+        HEAD + "".join(f"a,{i} %,{'no' if i % 2 else 'yes'}\n" for i in range(300)),
+        {},
+        "age",
+        "'0 %'",
+    ),
     "free text": (
         HEAD + "".join(f"a,text {i},{'no' if i % 2 else 'yes'}\n" for i in range(300)),
         {},
@@ -242,7 +251,7 @@ REFUSED: dict[str, tuple[str | bytes, dict[str, Any], str, str]] = {
         "different texts",
     ),
     "dates": (HEAD + "a,2020-01-01,no\nb,2021-02-03,yes\n", {}, "age", "dates"),
-    "one class": (HEAD + "a,1,no\nb,2,no\n", {}, "data.target", "1 classes"),
+    "one class": (HEAD + "a,1,no\nb,2,no\n", {}, "data.target", "1 classes (no)"),
     "no target at all": (HEAD + "a,1,\nb,2,\n", {"task": "regression"}, FILE, "no row remains"),
     "no inputs": ("site,sick\na,no\nb,yes\n", {}, FILE, "no column"),
     "all inputs empty": (HEAD + "a,,no\nb,,yes\n", {}, FILE, "no column"),
@@ -276,7 +285,7 @@ def test_hostile_files_that_are_refused(tmp_path: Path, name: str) -> None:
 def test_hostile_clients_stay(tmp_path: Path) -> None:
     """One row and one class in a client are no reason to lose it."""
     text = HEAD + ROWS + "one row,3,no\n" + "".join(f"one class,{i},no\n" for i in range(5))
-    with pytest.warns(FedcladeWarning, match="1 clients have too few rows for a test part"):
+    with pytest.warns(FedcladeWarning, match="1 client has too few rows for a test part"):
         clients = fc.data.from_csv(write(tmp_path, text), client="site", target="sick")
     assert clients.names.clients == ("a", "b", "one class", "one row")
     assert clients.sizes.tolist() == [4, 4, 4, 1]

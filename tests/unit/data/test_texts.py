@@ -161,8 +161,9 @@ def test_wrong_tables_are_named(tmp_path: Path) -> None:
     assert refused(7) == "data"
     assert refused({name: [] for name in REVIEWS}) == "data"
     assert refused(REVIEWS | {"shop": ["a"]}) == "data"
-    assert refused(REVIEWS | {"shop": ["a", None, "b", "c"]}) == "client"
-    assert refused(REVIEWS | {"review": ["a", "b", None, "c"]}) == "text"
+    assert refused(REVIEWS | {"review": ["a", "b", 7, "c"]}) == "text"
+    assert refused(REVIEWS | {"shop": [None] * 4}) == "data"
+    assert refused(REVIEWS | {"stars": ["up"] * 4}) == "target"
     assert refused(REVIEWS | {"review": [["a"], "b", "c", 7]}, task="tagging") == "text"
     assert refused(task="tagging") == "target"
     absent = tmp_path / "absent.csv"
@@ -177,6 +178,23 @@ def test_wrong_tables_are_named(tmp_path: Path) -> None:
         assert refused(path) == str(path)
     latin = csv_file(tmp_path / "latin.csv", "shop,review,stars\nÖst,b,c\n", "latin-1")
     assert refused(latin) == str(latin)
+
+
+def test_rows_with_gaps_are_left_out_and_counted() -> None:
+    gaps = {
+        "shop": ["n", None, "s", "s", "n", "s", 1.0, 1.0],
+        "review": ["tea", "x", None, "cake", "tea", "tea", "tea", "cake"],
+        "stars": ["up", "up", "up", "down", float("nan"), "up", "up", "down"],
+    }
+    with pytest.warns(FedcladeWarning) as caught:
+        clients = fc.data.from_text(gaps, text="review", client="shop", target="stars", test=0)
+    (message,) = (str(record.message) for record in caught)
+    for part in ("3 of 8 rows", "1 with no value in 'shop'", "1 with no value in 'stars'"):
+        assert part in message
+    assert clients.names.clients == ("1", "n", "s")
+    assert clients.sizes.tolist() == [2, 1, 2]
+    clients = fc.data.from_text(REVIEWS, text="review", client="shop", test=0, length=2)
+    assert len(clients) == 2  # an empty text is a text
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ def test_each_row_is_predicted_by_the_model_of_its_client() -> None:
     assert model.clusters_["east"] == model.clusters_["south"] != model.clusters_["north"]
     assert model.clusters_["north"] == model.clusters_["west"]
     assert (model.predict(X, groups=groups) == y).mean() > 0.95
+    assert model.score(X, y, groups=groups) == (model.predict(X, groups=groups) == y).mean()
     swapped = np.where(groups == "east", "north", "east")
     same_rows = (groups == "east") | (groups == "north")
     wrong = model.predict(X[same_rows], groups=swapped[same_rows])
@@ -90,6 +91,7 @@ def test_a_regressor_predicts_in_the_units_of_the_targets() -> None:
     model = ClusteredFederatedRegressor(rounds=40, device="cpu").fit(X, y, groups=groups)
     error = np.abs(model.predict(X, groups=groups) - y).mean()
     assert error < 0.1 * np.abs(y - y.mean()).mean()
+    assert model.score(X, y, groups=groups) > 0.9
 
 
 def test_methods_models_and_settings_of_the_user() -> None:
