@@ -47,7 +47,7 @@ def measure(metric: str, summary: Numbers, history: History) -> float | None:
             value = max(rounds, default=None)
         else:
             value = statistics.fmean(rounds[-int(argument) :]) if rounds else None
-    elif name in ("accuracy", "accuracy_tuned"):
+    elif metric in ("accuracy", "accuracy_tuned"):
         value = _accuracy(summary, name == "accuracy_tuned")
     elif metric == "most clusters":
         value = max(row["clusters"] for row in history)

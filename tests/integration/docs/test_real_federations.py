@@ -10,7 +10,10 @@ from fedclade.reproduce.studies.hospitals import EXPECTED_PAIRS
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "real_federations.md").read_text()
 COLUMNS = ("Cleveland", "Hungary", "Switzerland", "Long Beach", "mean of the hospitals")
-ROWS = ("Pooled", "Local", "FedAvg", "FedAvg, lr 0.01", "CladeGroups", "CladeGroups, lr 0.01")
+ROWS = (
+    *("Pooled", "Local", "FedAvg", "FedAvg, lr 0.01"),
+    *("Clade", "Clade, lr 0.01", "CladeGroups", "CladeGroups, lr 0.01"),
+)
 
 
 def cells() -> dict[tuple[str, str], Cell]:
@@ -34,6 +37,8 @@ def accuracy_lines() -> list[str]:
 def group_lines() -> list[str]:
     found = cells()
     assert set(found["CladeGroups", "another pair in one group"].values) == {0.0}
+    for row in ("Clade", "Clade, lr 0.01"):  # as the page says: one group in every seed
+        assert set(found[row, "groups"].values) == {1.0}
     lines = []
     for seed in range(5):
         groups = []

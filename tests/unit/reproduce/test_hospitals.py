@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import fedclade as fc
+from fedclade.reproduce.paper_metrics import measure
 from fedclade.reproduce.spec import tables
 from fedclade.reproduce.studies.hospitals import (
     HOSPITALS,
@@ -147,3 +148,10 @@ def test_an_unknown_hospital_is_refused() -> None:
 def test_the_table_has_the_study_and_five_seeds() -> None:
     table = tables()["flamby_heart"]
     assert (table.study, table.seeds, table.benchmark) == ("hospitals", 5, "FLamby")
+
+
+def test_the_study_has_a_value_for_each_column_of_the_table() -> None:
+    """A metric such as "accuracy Cleveland" is not the metric "accuracy"."""
+    row = hospitals(settings(train="methods"), None, "cpu").history[-1]
+    for column in tables()["flamby_heart"].columns:
+        assert measure(column.metric, row, [row]) == row[column.metric]
