@@ -29,7 +29,7 @@ PAPERS = (
     ("groups on a ring, MNIST", "flt_2", "MNIST"),
     ("… CIFAR-10", "flt_2", "CIFAR-10"),
     ("ten groups, 2,400 clients, EMNIST", "flt_4", "MLP"),
-    ("labels permuted, CIFAR-10", "cfl_figure8", "end"),
+    ("labels permuted, CIFAR-10", "cfl_figure8", "1,000 images: end"),
     ("labels flipped, genomic", "fedgmcc_1", "genomic, EMD 26.3"),
     ("writers", "flt_3", "MLP"),
     ("own styles, EMD 17", "fedgmcc_1", "EMNIST62, EMD 17.1"),
@@ -321,8 +321,12 @@ def advice(numbers: Numbers) -> str:
             (
                 "digits, two labels swapped:"
                 f" {pair('labels swapped', 'fedavg', 'fedsem', 'clade_groups', 'clade')};"
-                " CIFAR-10, labels permuted:"
-                f" {papers('cfl_figure8', 'end', 'fedavg', 'local', 'cfl', 'clade_groups')}"
+                " CIFAR-10, labels permuted, 1,000 images for each client: "
+                + papers(
+                    "cfl_figure8", "1,000 images: end", "fedavg", "local", "cfl", "clade_groups"
+                )
+                + "; 2,500 images: "
+                + papers("cfl_figure8", "end", "oracle", "clade")
             ),
         ],
         [
