@@ -143,6 +143,13 @@ def load(
     if name in DATASETS:
         return DATASETS[name]()
     candidates = _candidates(name, root)
+    if Path(name).suffix.lower() in TABLE_SUFFIXES:
+        raise InvalidInputError(
+            f"data set '{name}': a table has no arrays such as {NEEDED[0]}. In an experiment file"
+            f" set data.path = '{name}' with data.client and data.target, in place of data.name and"
+            " [partition]; in Python use fc.data.from_csv or from_parquet.",
+            name,
+        )
     for path in candidates:
         if path.is_file():
             return _read(path)
@@ -356,6 +363,10 @@ def _names(
                 f"{where}feature_names",
             )
     return Names(classes=labels[:classes] if labels is not None else None, features=features)
+
+
+TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")
+"""The ends of the names of tables, which `load` does not read."""
 
 
 def _candidates(name: str, root: str | os.PathLike[str] | None) -> list[Path]:

@@ -30,6 +30,7 @@ from fedclade.data.column_encoding import (
     Standardize,
     Task,
 )
+from fedclade.data.datasets import TABLE_SUFFIXES
 from fedclade.data.federated_dataset import Clients, RaggedIndex
 from fedclade.data.table_columns import (
     as_codes,
@@ -304,7 +305,7 @@ def open_table(path: str, settings: TableSettings) -> pa.Table:
     suffix = file.suffix.lower()
     if suffix == ".parquet":
         return read_parquet(file, settings.drop)
-    if suffix in (".csv", ".tsv", ".txt"):
+    if suffix in TABLE_SUFFIXES:
         return read_csv(file, settings.text, settings.drop)
     raise InvalidInputError(
         f"data.path = '{path}': must end with .csv, .tsv, .txt or .parquet, or be the name of a"

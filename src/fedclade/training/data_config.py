@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from fedclade.data.bundled_tables import BUNDLED_TABLES
 from fedclade.data.column_encoding import Missing, Standardize
+from fedclade.data.datasets import TABLE_SUFFIXES
 from fedclade.data.federated_dataset import Clients
 from fedclade.data.hugging_face import from_hf, is_saved
 from fedclade.data.image_encoding import Color
@@ -141,10 +142,12 @@ class DataConfig:
     def kind(self) -> Kind:
         """What `path` names. The keys decide; without a key of one kind, the file does."""
         assert self.path is not None
-        for key in self._given():
-            if key in _MARKS:
-                return _MARKS[key]
         folder = Path(self.path).expanduser()
+        is_table_file = folder.suffix.lower() in TABLE_SUFFIXES
+        for key in self._given():
+            kind = _MARKS.get(key)
+            if kind == "texts" or (kind is not None and not is_table_file):
+                return kind
         if self.path in BUNDLED_TABLES or not folder.is_dir():
             return "table"
         return "hf" if is_saved(folder) else "images"

@@ -456,3 +456,16 @@ def test_wrong_probe_settings_are_named() -> None:
         with pytest.raises(InvalidInputError) as caught:
             experiment_file.experiment(tables | change)
         assert caught.value.field == "data.probe"
+
+
+def test_a_table_given_as_something_else_is_named() -> None:
+    tables: dict[str, Any] = {"model": {"name": "mlp"}, "method": {"name": "fedavg"}}
+    columns = {"path": "stay.csv", "client": "hospital", "target": "diagnosis"}
+    with pytest.raises(InvalidInputError) as caught:
+        experiment_file.experiment(tables | {"data": columns | {"layout": "site/class"}})
+    assert caught.value.field == "data.layout"
+    assert "standardize" in str(caught.value)  # the keys of a table
+    for name in ("stay.csv", "folder/stay.parquet"):
+        with pytest.raises(InvalidInputError, match=r"data\.path") as caught:
+            fc.data.load(name)
+        assert caught.value.field == name
