@@ -1,5 +1,5 @@
-"""The tables of docs/privacy.md: what methods declare, results/signature_noise.json and
-results/private_training.json (benchmarks/signature_noise.py and private_training.py).
+"""The tables of docs/privacy.md: what methods declare, and results/signature_noise.json,
+private_training.json and membership_attack.json (of the benchmarks with these names).
 
 python tools/docs/privacy_page.py [--out docs/privacy.md]
 """
@@ -20,6 +20,7 @@ from fedclade.methods.base import NEEDS, Method
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "results" / "signature_noise.json", ROOT / "docs" / "privacy.md"
 TRAINING = ROOT / "results" / "private_training.json"
+ATTACK = ROOT / "results" / "membership_attack.json"
 Row = dict[str, Any]
 FEDERATIONS = {
     "quickstart": "`quickstart`: 40 clients of {} digits on average, 30 rounds",
@@ -159,6 +160,22 @@ def _noise(runs: list[Row], epsilon: str) -> str:
     return "" if noise is None else f"{noise:.2f}"
 
 
+def attack_table(results: Row) -> str:
+    """How well an attacker tells the clients that took part from others."""
+    rows = [
+        [
+            row["method"],
+            "none" if row["epsilon"] is None else f"{row['epsilon']:g}",
+            f"{row['auc']:.2f}",
+            f"{100 * row['found']:.0f} %",
+            f"{row['accuracy']:.1f} %",
+        ]
+        for row in results["rows"]
+    ]
+    alarms = f"members found at {100 * results['false_alarms']:.0f} % false alarms"
+    return table(["method", "ε", "area under the curve", alarms, "accuracy"], rows)
+
+
 def page(text: str) -> str:
     results = read_results(RESULTS)
     for name, content in (
@@ -166,6 +183,7 @@ def page(text: str) -> str:
         ("cost", cost_table(results)),
         ("whole client", whole_client_table(results)),
         ("training", training_table(read_results(TRAINING))),
+        ("attack", attack_table(read_results(ATTACK))),
     ):
         text = replace_block(text, name, content)
     return text

@@ -110,6 +110,9 @@ class SegmentSum:
         fixed_point: whether each term is rounded to a multiple of `FIXED_POINT`.
         min_clients: above 0 the sum is secure: the engine reveals nothing else of the summed
             outputs, and no sum of fewer clients. Such a sum is 0, with weight 0.
+        subgroup_ids: (K,) the smaller group of each client if other calls sum almost the same
+            outputs over these. If sums are secure, clients of small subgroups wait: else the
+            difference of two sums would be theirs.
     """
 
     weights: Tensor
@@ -119,6 +122,7 @@ class SegmentSum:
     robust_ok: bool = False
     fixed_point: bool = False
     min_clients: int = 0
+    subgroup_ids: Tensor | None = None
 
     def summed_keys(self, outputs: Tree) -> tuple[str, ...]:
         """The names of the outputs to sum."""

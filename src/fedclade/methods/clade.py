@@ -154,6 +154,8 @@ class Clade(CladeGroups):
         assert isinstance(state, CladeState)
         state = replace(state, rounds=state.rounds + 1)
         program = self._training(state)
+        # In the first round all candidates have the same models, so clients reply the same to all.
+        subgroups = state.group_ids[cohort] if state.is_open else None
         sums: Tree = {}
         weights = torch.zeros(len(state), dtype=torch.float64)
         for candidate in state.candidates:
@@ -168,6 +170,7 @@ class Clade(CladeGroups):
                     weights=fed.sizes[cohort],
                     num_segments=len(state),
                     robust_ok=True,
+                    subgroup_ids=subgroups,
                 ),
             )
             if replies.sums:

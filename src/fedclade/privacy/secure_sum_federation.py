@@ -56,9 +56,12 @@ class SecureSumFederation(FederationView):
                 " single clients could be computed. Use another method, such as clade_groups.",
                 "privacy.secure_sum",
             )
-        reduce = replace(reduce, fixed_point=True, min_clients=self.min_group)
-        if isinstance(reduce.segment_ids, Tensor):
-            reduce, kept = self._without_small_groups(reduce, reduce.segment_ids.cpu())
+        groups = reduce.segment_ids if reduce.subgroup_ids is None else reduce.subgroup_ids
+        reduce = replace(reduce, fixed_point=True, min_clients=self.min_group, subgroup_ids=None)
+        if isinstance(reduce.segment_ids, Tensor) and isinstance(groups, Tensor):
+            reduce, kept = self._without_small_groups(
+                reduce, reduce.segment_ids.cpu(), groups.cpu()
+            )
             if len(ids) and not bool(kept.any()):
                 # A client with weight 0 gives sums of 0 their shapes.
                 kept[0] = True
@@ -77,16 +80,22 @@ class SecureSumFederation(FederationView):
         return results
 
     def _without_small_groups(
-        self, reduce: SegmentSum, segments: Tensor
+        self, reduce: SegmentSum, segments: Tensor, groups: Tensor
     ) -> tuple[SegmentSum, Tensor]:
-        """The sums without those of few clients, and whether each client is still in a sum."""
-        counts = torch.bincount(segments, minlength=reduce.num_segments)
-        is_small = (counts < self.min_group)[segments]
+        """The sums without those of few clients, and whether each client is still in a sum.
+
+        Args:
+            reduce: the sums.
+            segments: the segment of each client.
+            groups: the group of each client that must not be small: its segment, or a part of it.
+        """
+        counts = torch.bincount(groups)
+        is_small = (counts < self.min_group)[groups]
         if not bool(is_small.any()):
             return reduce, torch.ones_like(is_small)
         if reduce.robust_ok:
             kept = ~is_small
-            waiting = ", ".join(map(str, torch.unique(segments[is_small]).tolist()))
+            waiting = ", ".join(map(str, torch.unique(groups[is_small]).tolist()))
             _log.info(
                 "%d clients wait: groups %s have fewer than %d clients in this round",
                 int(is_small.sum()),

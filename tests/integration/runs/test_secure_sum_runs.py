@@ -18,6 +18,7 @@ from fedclade.engines.accumulator import Accumulator
 from fedclade.engines.reply_validation import too_large_to_add
 from fedclade.errors import FedcladeError, InvalidInputError
 from fedclade.methods import METHODS as METHOD_CLASSES
+from fedclade.methods._candidates import CladeState
 from fedclade.methods.base import Method
 from fedclade.privacy.secure_sum_federation import SecureSumFederation
 from fedclade.training.config import PrivacyConfig
@@ -79,6 +80,40 @@ def test_small_groups_wait(small_digits: Clients, caplog: pytest.LogCaptureFixtu
     start = run(small_digits, fc.Oracle(), rounds=1, lr=1e-30)
     for ours, initial in zip(models(result), models(start), strict=True):
         torch.testing.assert_close(ours, initial, atol=1e-8, rtol=0)
+
+
+def test_no_difference_of_the_sums_of_clades_candidates_is_a_small_group(
+    small_digits: Clients,
+) -> None:
+    """In the first round all candidates start from one model. Two groups have two clients, and one
+    for all would show their sum.
+    """
+    secure = MethodRun(fc.Clade(), "simulator", small_digits)
+    asked: list[tuple[list[int], list[int]]] = []
+    inner = secure.fed.map
+
+    def note(program: Any, ids: torch.Tensor, **call: Any) -> Any:
+        reduce = call.get("reduce")
+        if reduce is not None and reduce.robust_ok:
+            assert isinstance(reduce.segment_ids, torch.Tensor)
+            asked.append((ids.tolist(), reduce.segment_ids.tolist()))
+        return inner(program, ids, **call)
+
+    secure.fed.map = note  # type: ignore[method-assign, assignment]
+    secure.view = SecureSumFederation(secure.fed)
+    state = secure.init()
+    assert isinstance(state, CladeState)
+    assert state.is_open
+    cohort = torch.tensor([0, 5, 10, 15, 1, 6, 11, 2, 7, 3, 8])
+    groups = state.group_ids[cohort]
+    few = torch.bincount(groups)[groups] < 3
+    assert few.any()
+    assert not few.all()
+    secure.round(state, 1, cohort)
+    assert len(asked) == len(state.candidates)
+    for ids, _ in asked:
+        assert ids == cohort[~few].tolist()
+    assert len({len(set(segments)) for _, segments in asked}) > 1
 
 
 def test_a_model_of_ifca_that_few_chose_is_not_shown(small_digits: Clients) -> None:
