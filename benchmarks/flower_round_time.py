@@ -7,23 +7,27 @@ Both train the same small model on digits, in turn, and evaluate it each round: 
 its FedAvg with default settings, as in its example. A round is the time between two lines of the
 server's log. Of CladeGroups and Clade it is the first round, which also finds the groups, and Clade
 trains up to three candidates; it is compared with a round of FedAvg without evaluation. If the
-machine has other work to do, only the ratios count. Writes results/speed/flower_round_time.json.
+machine has other work to do, only the ratios count, and the CPU seconds of all processes. Writes
+results/speed/flower_round_time.json.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
 import statistics
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import tomli_w
 
 from fedclade.integrations.flower.app_template import new_app
@@ -136,6 +140,58 @@ def evaluate(message, context):
 """
 
 
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class RoundCpu(threading.Thread):
+    """The CPU seconds of all descendants of this process between two lines of a file.
+
+    Args:
+        file: gets a line after each round.
+    """
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(daemon=True)
+        self.file, self.ended = file, threading.Event()
+        self.marks: list[tuple[int, float]] = []
+
+    def run(self) -> None:
+        seen = 0
+        while not self.ended.wait(0.1):
+            lines = self.file.read_text().count("\n") if self.file.exists() else 0
+            if lines > seen:
+                self.marks.append((lines, descendants_cpu()))
+                seen = lines
+
+    def __enter__(self) -> RoundCpu:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        time.sleep(0.3)  # the last line
+        self.ended.set()
+        self.join()
+
+    @property
+    def seconds(self) -> list[float]:
+        """The CPU seconds between two lines."""
+        return [
+            (later - earlier) / (after - before)
+            for (before, earlier), (after, later) in pairwise(self.marks)
+            for _ in range(after - before)
+        ]
+
+
+def descendants_cpu() -> float:
+    """The CPU seconds of all processes that this one has started, also of those that have ended."""
+    own = os.times()
+    total = own.children_user + own.children_system
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            total += sum(process.cpu_times()[:4])
+    return total
+
+
 def write_app(folder: Path, wards: int, times: Path | None = None) -> Path:
     new_app(folder)
     package = folder / folder.name
@@ -157,7 +213,8 @@ def plain_flower(folder: Path) -> Iterator[dict[str, str]]:
     home.mkdir(parents=True)
     link = {"default": "fed", "fed": {"address": address, "insecure": True}}
     (home / "config.toml").write_text(tomli_w.dumps({"superlink": link}))
-    settings = environment(home)
+    # One thread in each process, as on fedclade's nodes: with more, three processes are slower.
+    settings = environment(home) | {"OMP_NUM_THREADS": "1"}
     del settings["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"]
     port = address.split(":")[1]
     database = ["--database", str(folder / "superlink.db")]
@@ -191,7 +248,10 @@ def plain_flower(folder: Path) -> Iterator[dict[str, str]]:
             process.wait(60)
 
 
-def measure_ours(root: Path, app: Path, turn: int, seconds: dict[str, list[float]]) -> None:
+Series = dict[str, list[float]]
+
+
+def measure_ours(root: Path, app: Path, turn: int, seconds: Series, cpu: Series) -> None:
     federation = Federation.up(root / f"fed-{turn}", NODES, secure=False)
     try:
         for number, (name, (method, eval_every, rounds)) in enumerate(SERIES.items()):
@@ -203,43 +263,55 @@ def measure_ours(root: Path, app: Path, turn: int, seconds: dict[str, list[float
                 "federation.nodes": NODES,
                 "federation.out": str(out),
             }
-            if federation.run(app, config):
-                raise SystemExit("the run with fedclade failed")
-            lines = (out / "run-1" / "rounds.jsonl").read_text().splitlines()
-            times = [json.loads(line)["seconds"] for line in lines]
+            file = out / "run-1" / "rounds.jsonl"
+            with RoundCpu(file) as clock:
+                if federation.run(app, config):
+                    raise SystemExit("the run with fedclade failed")
+            times = [json.loads(line)["seconds"] for line in file.read_text().splitlines()]
+            if method == "fedavg":
+                cpu[name] += clock.seconds[:-1]
             # The first of FedAvg builds the model, and the last delivers it.
             seconds[name] += times[1:-1] if method == "fedavg" else times[:1]
     finally:
         federation.down()
 
 
-def measure_theirs(root: Path, app: Path, turn: int, times: Path) -> list[float]:
+def measure_theirs(
+    root: Path, app: Path, turn: int, times: Path, seconds: Series, cpu: Series
+) -> None:
     times.unlink(missing_ok=True)
-    with plain_flower(root / f"plain-{turn}") as settings:
+    with plain_flower(root / f"plain-{turn}") as settings, RoundCpu(times) as clock:
         command = ["flwr", "run", str(app), "fed", "--stream"]
         subprocess.run(command, env=settings, check=True)
     # The times before the first round, and after each.
     ends = [float(line) for line in times.read_text().splitlines()]
-    return [after - before for before, after in pairwise(ends)]
+    seconds[THEIRS] += [after - before for before, after in pairwise(ends)]
+    cpu[THEIRS] += clock.seconds
 
 
 def main() -> None:
+    # Orphans become children of this process, so that their CPU time counts.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         times = root / "times"
         ours, theirs = write_app(root / "ours", 5), write_app(root / "theirs", 1, times)
-        seconds: dict[str, list[float]] = {name: [] for name in (*SERIES, THEIRS)}
+        seconds: Series = {name: [] for name in (*SERIES, THEIRS)}
+        cpu: Series = {name: [] for name in (OURS, PLAIN, THEIRS)}
         for turn in range(TURNS):
-            measure_ours(root, ours, turn, seconds)
-            seconds[THEIRS] += measure_theirs(root, theirs, turn, times)
+            measure_ours(root, ours, turn, seconds, cpu)
+            measure_theirs(root, theirs, turn, times, seconds, cpu)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
+    cpu_medians = {name: statistics.median(values) for name, values in cpu.items()}
     rounds = {name: [round(value, 2) for value in values] for name, values in seconds.items()}
     results = {
         "about": environment_info("cpu")
         | {"load average before and after": [round(load_before, 1), round(os.getloadavg()[0], 1)]},
         "seconds a round": {name: round(value, 2) for name, value in medians.items()},
+        "CPU seconds a round": {name: round(value, 2) for name, value in cpu_medians.items()},
         "Flower's round in rounds of fedclade": round(medians[THEIRS] / medians[OURS], 1),
+        "the same in CPU seconds": round(cpu_medians[THEIRS] / cpu_medians[OURS], 1),
         f"{GROUPS} in rounds of FedAvg": round(medians[GROUPS] / medians[PLAIN], 1),
         f"{CLADE} in rounds of FedAvg": round(medians[CLADE] / medians[PLAIN], 1),
         "all": rounds,
