@@ -197,9 +197,12 @@ def test_a_killed_client_app_costs_no_client(
     before = executors(federation)
     assert len(before) == NODES
     going = Background(federation, app, settings(parts, "scaffold", 12))
-    wait_until(lambda: len(history(parts / "run-1")) >= 2)
-    for pid in before:
-        os.kill(pid, signal.SIGKILL)
+    # At several moments of a round: a process without a message has nothing to send again.
+    for number, delay in ((2, 0.0), (4, 0.2), (6, 0.4), (8, 0.6)):
+        wait_until(lambda number=number: len(history(parts / "run-1")) >= number)
+        time.sleep(delay)
+        for pid in executors(federation):
+            os.kill(pid, signal.SIGKILL)
     assert going.end() == 0
     assert [row["failures"] for row in history(parts / "run-1")] == [[]] * 12
     same_models(whole / "run-1", parts / "run-1")
