@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -193,7 +193,7 @@ class Clients:
         return ClientMetadata(
             sizes=self.sizes,
             test_sizes=self.test_sizes,
-            test_samples=self._distinct_test_samples(),
+            test_samples=self.distinct_test_samples(set(self.test_part_id.tolist())),
             x=select(self.x, trial),
             y=self.y[trial],
             classes=self.classes,
@@ -310,14 +310,15 @@ class Clients:
         others = (self.y != self.y[:1]).reshape(len(self.y), -1).any(1).nonzero()
         return torch.tensor([0, int(others[0]) if len(others) else len(self.y) - 1])
 
-    def _distinct_test_samples(self) -> int:
-        """How many different samples the clients are tested on. A rotated or relabelled copy is
-        the same sample.
+    def distinct_test_samples(self, parts: Collection[int]) -> int:
+        """The number of different samples in some test parts. A rotated or relabeled copy is the
+        same sample.
+
+        Args:
+            parts: numbers of parts, from `test_part_id`; -1, no part, has no samples.
         """
-        used = torch.zeros(len(self.test), dtype=torch.bool)
-        used[self.test_part_id[self.test_part_id >= 0]] = True
-        rows = self.test.index[used.repeat_interleave(self.test.sizes)]
-        return len(torch.unique(self.test_sample_id[rows]))
+        rows = [self.test[part] for part in parts if part >= 0]
+        return len(torch.unique(self.test_sample_id[torch.cat(rows)])) if rows else 0
 
     def arrays(
         self, client: int | str

@@ -34,6 +34,9 @@ class ClientFeatures:
     known: Tensor | None = None  # (M,) whether the row of features is valid
     what: str = ""  # the description of the features
     measure: str = "euclidean"  # or "cosine": how the method compares them
+    # (models,) the distinct test samples of each model's clients; None for a run that is not
+    # finished, or if the clients are not in this process
+    test_samples: Tensor | None = None
 
 
 def label_counts(clients: Clients | None) -> Tensor | None:
@@ -51,6 +54,23 @@ def _shown(number: int) -> Tensor:
         if number <= MOST_CLIENTS
         else torch.arange(MOST_CLIENTS) * number // MOST_CLIENTS
     )
+
+
+def test_samples(clients: Clients | None, model_ids: Tensor) -> Tensor | None:
+    """The distinct test samples of each model's clients: many of them may be tested on the same.
+
+    Args:
+        clients: the simulated clients; None if they are not in this process.
+        model_ids: (clients,) the model of each client; -1 for none.
+    """
+    if clients is None:
+        return None
+    parts: list[set[int]] = [set() for _ in range(int(model_ids.max()) + 1)]
+    for model, part in zip(model_ids.tolist(), clients.test_part_id.tolist(), strict=True):
+        if model >= 0:
+            parts[model].add(part)
+    counts = {key: clients.distinct_test_samples(key) for key in set(map(frozenset, parts))}
+    return torch.tensor([counts[frozenset(of_model)] for of_model in parts], dtype=torch.int64)
 
 
 def collect(state: State, labels: Tensor | None) -> ClientFeatures:
@@ -75,6 +95,7 @@ def write(folder: Path, features: ClientFeatures) -> None:
         "labels": features.labels,
         "features": features.features,
         "known": features.known,
+        "test_samples": features.test_samples,
     }
     tensors = {
         "ids": features.ids,
@@ -97,6 +118,7 @@ def read(folder: Path) -> ClientFeatures | None:
             tensors.get("known"),
             metadata["what"],
             metadata["measure"],
+            tensors.get("test_samples"),
         )
         _check(features)
         return features
@@ -125,6 +147,10 @@ def _check(features: ClientFeatures) -> None:
         raise ValueError(
             f"it has {rows} clients; there must be at most {MOST_CLIENTS}, numbered from 0"
         )
+    if (counts := features.test_samples) is not None and (
+        counts.dtype != torch.int64 or counts.ndim != 1 or bool((counts < 0).any())
+    ):
+        raise ValueError("its numbers of test samples are not whole numbers from 0, one per model")
     if features.labels is not None and (
         features.labels.shape[1] > MOST_CLASSES or bool((features.labels < 0).any())
     ):

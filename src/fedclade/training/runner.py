@@ -456,7 +456,10 @@ class TrainingRun:
         module = setup.method.served_module(setup.module.cpu(), row)
         if setup.layer is not None and setup.layer.has_neighbors:
             module = with_neighbors(module, row)
-        features = plot_data.collect(state, setup.label_counts)
+        features = replace(
+            plot_data.collect(state, setup.label_counts),
+            test_samples=plot_data.test_samples(setup.clients, models.model_ids),
+        )
         if store is not None:
             store.write_models(
                 models.models,

@@ -173,7 +173,7 @@ def _write_group(
             files["onnx"] = "model.onnx"
         except InvalidInputError as error:
             result.problems.append(f"{name}: no ONNX ({error}).")
-    card = card_of(run, name, ids, state, files, checked)
+    card = card_of(run, name, row, ids, state, files, checked)
     _write(folder / "card.json", card)
     (folder / "card.md").write_text(markdown(card), encoding="utf-8")
     return card

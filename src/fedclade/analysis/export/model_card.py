@@ -28,12 +28,23 @@ _SPECIAL = str.maketrans(
 def card_of(
     run: FinishedRun,
     name: str,
+    row: int,
     ids: Sequence[int],
     state: Tree,
     files: Mapping[str, str],
     onnx_checked: str | None,
 ) -> dict[str, Any]:
-    """The card of one group, as JSON."""
+    """The card of one group, as JSON.
+
+    Args:
+        run: the finished run.
+        name: the name of the group.
+        row: the number of its model.
+        ids: its clients.
+        state: the weights of its model.
+        files: the file of each format.
+        onnx_checked: how the ONNX file was checked; None without such a file.
+    """
     summary, tables, models = run.summary, run.tables, run.models
     about: dict[str, Any] = {
         "input_shape": None if models.shape is None else list(models.shape),
@@ -54,7 +65,7 @@ def card_of(
         "clients": [run.columns["client"][client] for client in ids],
         "training_examples": sum(run.columns["examples"][client] for client in ids),
         "labels": _labels(run.features, ids),
-        "test": _measured(run.columns, ids),
+        "test": _measured(run.columns, ids, _test_samples(run, row, ids)),
         "all_clients": {
             key: summary.get(key)
             for key in (
@@ -88,7 +99,20 @@ def _labels(features: ClientFeatures | None, ids: Sequence[int]) -> dict[str, An
     }
 
 
-def _measured(columns: Mapping[str, Sequence[Any]], ids: Sequence[int]) -> dict[str, Any]:
+def _test_samples(run: FinishedRun, row: int, ids: Sequence[int]) -> int | None:
+    """The distinct test samples of the group's clients. Where the run does not know which of them
+    are the same (real clients), all count. None if no number is known.
+    """
+    counts = None if run.features is None else run.features.test_samples
+    if counts is not None and row < len(counts):
+        return int(counts[row])
+    sizes = run.columns.get("test_examples")
+    return None if sizes is None else sum(sizes[client] for client in ids)
+
+
+def _measured(
+    columns: Mapping[str, Sequence[Any]], ids: Sequence[int], samples: int | None
+) -> dict[str, Any]:
     """Accuracy in percent, loss, and the user's metrics, on the test parts of the group's
     clients.
     """
@@ -105,8 +129,8 @@ def _measured(columns: Mapping[str, Sequence[Any]], ids: Sequence[int]) -> dict[
             if measure in ("accuracy", "loss"):
                 worst = min(values) if measure == "accuracy" else max(values)
                 measures[measure]["worst_client"] = worst
-    if measures and "test_examples" in columns:
-        measures["samples"] = sum(columns["test_examples"][client] for client in ids)
+    if measures and samples is not None:
+        measures["samples"] = samples
     return measures
 
 

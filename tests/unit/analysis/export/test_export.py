@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import re
@@ -19,6 +20,7 @@ import fedclade as fc
 from fedclade.analysis.export import export, onnx
 from fedclade.analysis.export.onnx import OnnxWriter, samples_for
 from fedclade.cli import main
+from fedclade.data.federated_dataset import RaggedIndex
 from fedclade.errors import InvalidInputError
 
 has_onnx = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
@@ -120,12 +122,31 @@ def test_the_card_has_clients_data_and_accuracy(grouped: Path, tmp_path: Path) -
         assert f"| label distribution | class {first}: {counts[first] / len(labels):.1%}, " in text
 
 
-def test_the_card_has_the_test_sizes_if_they_are_known(
+@pytest.mark.parametrize("method", [fc.CladeGroups(), fc.Local(), fc.FedAvg()])
+def test_the_card_counts_a_test_sample_once_however_many_clients_share_it(
+    method: fc.Method, tmp_path: Path
+) -> None:
+    parts = [[0, 1, 2, 3], [2, 3, 4]]  # two samples are in both
+    clients = dataclasses.replace(
+        federation(),
+        test=RaggedIndex.of(parts),
+        test_part_id=torch.tensor([0, 0, 0, 1, 1, -1]),
+        test_sample_id=torch.arange(len(federation().y_test)),
+    )
+    fc.run(method, clients, fc.models.MLP(4), rounds=1, out=tmp_path / "run")
+    for card in export(tmp_path / "run", tmp_path / "out", ["safetensors"]).cards:
+        used = [parts[clients.test_part_id[i]] for i in card["clients"] if i != 5]
+        assert card["test"].get("samples", 0) == len(set[int]().union(*used))
+
+
+def test_the_card_has_the_test_sizes_of_clients_that_were_not_in_this_process(
     grouped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedclade.analysis.export.finished_run import FinishedRun
 
     run = FinishedRun(grouped, None)
+    assert run.features is not None
+    run.features = dataclasses.replace(run.features, test_samples=None)
     run.columns["test_examples"] = [10 * client for client in range(6)]
     monkeypatch.setattr("fedclade.analysis.export.FinishedRun", lambda folder, model: run)
     for card in export(grouped, tmp_path / "out", ["safetensors"]).cards:
