@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,38 @@ def print_json(document: Mapping[str, Any]) -> None:
 def print_err(message: str) -> None:
     """Print one line for the user on stderr."""
     error_console.print(f"fedclade: {message}", markup=False, soft_wrap=True)
+
+
+class LogLines(logging.Handler):
+    """Shows the library's warnings as lines of the command. After the first Ctrl-C it calls a
+    function instead: the line that says how to continue follows when the run has stopped.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.on_stop: Callable[[], None] | None = None
+
+    @contextmanager
+    def calling(self, on_stop: Callable[[], None]) -> Iterator[None]:
+        """A context in which the first Ctrl-C calls this function."""
+        self.on_stop = on_stop
+        try:
+            yield
+        finally:
+            self.on_stop = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show a record."""
+        # Here, because the help of a command does not need it.
+        from fedclade.training.graceful_interrupt import STOPPING
+
+        if record.msg != STOPPING:
+            print_err(record.getMessage())
+        elif self.on_stop is not None:
+            self.on_stop()
+
+
+log_lines = LogLines()
 
 
 def print_name_table(descriptions: Mapping[str, str]) -> None:

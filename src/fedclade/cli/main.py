@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import warnings
 from typing import Annotated, Any, NoReturn, TextIO
 
@@ -12,7 +13,7 @@ import typer.core
 from fedclade import __version__
 from fedclade.cli.check_method import check_method
 from fedclade.cli.compare import compare
-from fedclade.cli.console import error_console, out_console, print_err
+from fedclade.cli.console import error_console, log_lines, out_console, print_err
 from fedclade.cli.data import data_app
 from fedclade.cli.describe import describe
 from fedclade.cli.diagnose import diagnose
@@ -80,6 +81,7 @@ def main() -> None:
     without a traceback.
     """
     warnings.showwarning = _show_warning
+    logging.getLogger("fedclade").addHandler(log_lines)
     try:
         # click returns the code of a typer.Exit; some versions raise the exception instead.
         code = app(prog_name="fedclade", standalone_mode=False)

@@ -1,4 +1,4 @@
-"""Progress of reading files and of a diagnosis; `training.progress_display` has that of a run."""
+"""Progress of reading files, of a run and of a diagnosis."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from fedclade.cli.console import log_lines
+from fedclade.training.progress_display import display
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
+
+    from fedclade.training.callbacks import OnRound
 
 _SILENCE = 30.0  # seconds without a line
 
@@ -36,6 +41,17 @@ def reading(console: Console, quiet: bool) -> Iterator[Callable[[int, int], None
             progress.update(tasks[0], completed=done)
 
         yield update
+
+
+@contextmanager
+def training(label: str, rounds: int, console: Console, quiet: bool) -> Iterator[OnRound]:
+    """The progress of a run. After the first Ctrl-C a bar says that the run stops.
+
+    Yields:
+        The function to call with each round's row.
+    """
+    with display(label, rounds, console, quiet) as shown, log_lines.calling(shown.stopping):
+        yield shown.after_round
 
 
 @contextmanager

@@ -22,10 +22,10 @@ from fedclade.cli.options import (
     ResumeOption,
     comma_separated,
 )
+from fedclade.cli.progress import training
 from fedclade.cli.result_tables import show_hurt
 from fedclade.cli.run_monitoring import resumable_errors
 from fedclade.errors import InvalidInputError, WriteError
-from fedclade.training.progress_display import display
 
 if TYPE_CHECKING:
     from fedclade.reproduce.compare_to_paper import Outcome
@@ -156,7 +156,7 @@ def _outcome(
                 return None
             label = _label(entry, number, total)
             rounds = entry.experiment(None).run.rounds
-            return progress.enter_context(display(label, rounds, out_console, quiet)).after_round
+            return progress.enter_context(training(label, rounds, out_console, quiet))
 
         results = execute(planned, folder, on_entry)
     return outcome(planned, results, pick_device(options.device).type)

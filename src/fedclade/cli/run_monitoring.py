@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedclade.cli.console import new_folder, out_console, print_err, print_out
+from fedclade.cli.progress import training
 from fedclade.errors import FedcladeError, InvalidInputError, WriteError
-from fedclade.training.progress_display import display
 
 if TYPE_CHECKING:
     from fedclade.io.schemas import RoundRecord
@@ -54,7 +54,7 @@ class RunOutput:
         """The callback for each round's row of one run: progress and event files."""
         with ExitStack() as stack:
             callbacks: list[OnRound] = [
-                stack.enter_context(display(label, rounds, out_console, self.quiet)).after_round
+                stack.enter_context(training(label, rounds, out_console, self.quiet))
             ]
             if self.track is not None:
                 from fedclade.integrations.trackers import tracker

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from fedclade.io.schemas import RoundRecord
 
+STOPPING = "Stopping after this round. Press Ctrl-C again to stop immediately."
 # Without a logging configuration, Python writes warnings to stderr.
 _log = logging.getLogger("fedclade")
 
@@ -49,4 +50,4 @@ class Interrupt:
     def _first(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
         signal.signal(signal.SIGINT, self._before)
-        _log.warning("Stopping after this round. Press Ctrl-C again to stop immediately.")
+        _log.warning(STOPPING)

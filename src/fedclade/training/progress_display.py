@@ -18,7 +18,9 @@ _LONG_START = 5.0
 
 
 class Display(Protocol):
-    """A context manager around a run; `after_round` is called with each round's row."""
+    """A context manager around a run; `after_round` is called with each round's row, `stopping`
+    when the user has pressed Ctrl-C.
+    """
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -28,6 +30,7 @@ class Display(Protocol):
         trace: TracebackType | None,
     ) -> None: ...
     def after_round(self, row: RoundRecord) -> None: ...
+    def stopping(self) -> None: ...
 
 
 def display(label: str, rounds: int, console: Console, quiet: bool) -> Display:
@@ -59,6 +62,9 @@ class _Silent:
         return None
 
     def after_round(self, row: RoundRecord) -> None:
+        return None
+
+    def stopping(self) -> None:
         return None
 
 
@@ -109,7 +115,7 @@ class _Bar(_Silent):
             TimeRemainingColumn(),
             console=console,
         )
-        self.score = ""
+        self.label, self.score = label, ""
         self.task = self.progress.add_task(label, total=rounds, score="", clusters="", pace="")
 
     def __enter__(self) -> Self:
@@ -117,7 +123,13 @@ class _Bar(_Silent):
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.progress.update(self.task, description=self.label)
         self.progress.stop()
+
+    def stopping(self) -> None:
+        self.progress.update(
+            self.task, description=f"{self.label} stops after this round (Ctrl-C again: now)"
+        )
 
     def after_round(self, row: RoundRecord) -> None:
         if "train_loss" in row:

@@ -568,9 +568,8 @@ def test_a_process_that_is_killed_or_interrupted_in_a_round_is_resumed_to_the_sa
     assert killed.returncode == -signal.SIGKILL
     assert interrupted.returncode == 130
     assert out == ""
-    first, second = err.splitlines()
-    assert "Ctrl-C" in first
-    assert second.endswith(f"--out {tmp_path / 'slow_fedavg'} --resume")
+    (line,) = err.splitlines()
+    assert line.endswith(f"--out {tmp_path / 'slow_fedavg'} --resume")
 
     try:
         for method, next_round in (("slow_local", 11), ("slow_fedavg", 13)):

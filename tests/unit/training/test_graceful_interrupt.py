@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import signal
 import threading
 from collections.abc import Iterator
 
 import pytest
+from rich.console import Console
 
-from fedclade.training.graceful_interrupt import Interrupt
+from fedclade.cli.console import log_lines
+from fedclade.training.graceful_interrupt import STOPPING, Interrupt
+from fedclade.training.progress_display import _Bar, display
 
 
 @pytest.fixture(autouse=True)
@@ -70,3 +75,32 @@ def test_in_another_thread_the_handler_stays() -> None:
     thread.start()
     thread.join()
     assert handlers == [signal.default_int_handler]
+
+
+def test_the_command_line_shows_the_first_ctrl_c_in_the_bar_and_other_warnings_as_lines(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log, called = logging.getLogger("fedclade"), list[str]()
+    log.addHandler(log_lines)
+    try:
+        log.warning(STOPPING)
+        with log_lines.calling(lambda: called.append("stop")):
+            log.warning(STOPPING)
+            log.warning("Worker %d ended.", 3)
+    finally:
+        log.removeHandler(log_lines)
+    assert called == ["stop"]
+    assert capsys.readouterr().err == "fedclade: Worker 3 ended.\n"
+
+
+def test_the_bar_says_that_the_run_stops_until_it_has_stopped() -> None:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=120, color_system=None)
+    with display("fedavg", 3, console, quiet=False) as bar:
+        bar.stopping()
+        assert isinstance(bar, _Bar)
+        bar.progress.refresh()
+        assert "fedavg stops after this round (Ctrl-C again: now)" in text.getvalue()
+    *_, last = text.getvalue().split("\r")
+    assert "fedavg " in last
+    assert "stops" not in last

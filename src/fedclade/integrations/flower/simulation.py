@@ -8,12 +8,13 @@ import json
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from flwr.app import Context, Message
@@ -38,10 +39,12 @@ from fedclade.integrations.flower.federation import (
 )
 from fedclade.integrations.flower.grid_transport import message_from_records, records_from_message
 from fedclade.integrations.flower.local_deployment import supervisor
+from fedclade.io.schemas import RoundRecord
 from fedclade.methods.required_context import NeedsSecret
 from fedclade.registry import import_file
 from fedclade.training import experiment_file
 from fedclade.training.callbacks import OnRound
+from fedclade.training.graceful_interrupt import Interrupt
 from fedclade.training.personal_layer import layer_of
 from fedclade.training.result import Result
 from fedclade.training.setup import inject_context, measured, module_for
@@ -95,7 +98,13 @@ def simulate(
         bf16=experiment.engine.precision == "bf16",
     )
     outcome: list[Result | BaseException] = []
+    interrupt, is_stopped = Interrupt(), threading.Event()
     server = ServerApp()
+
+    def after_round(row: RoundRecord) -> bool | None:
+        answer = on_round(row) if on_round is not None else None
+        interrupt.after_round(row)
+        return answer
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
@@ -104,7 +113,7 @@ def simulate(
             for client, size in enumerate(clients.sizes)
         ]
         fed = FlowerFederation(
-            grid,
+            cast(Grid, _StoppableGrid(grid, is_stopped)),
             compatibility_info(objective),
             deadline=_DEADLINE,
             run=folder.name,
@@ -114,7 +123,7 @@ def simulate(
         try:
             fed.wait_for(nodes, _WAIT_SECONDS)
             run = replace(experiment.to_run(clients, "cpu"), federation=fed)
-            outcome.append(run.run(folder, resume, on_round))
+            outcome.append(run.run(folder, resume, after_round))
         except BaseException as error:  # it is raised again in the calling thread
             outcome.append(error)
 
@@ -142,8 +151,13 @@ def simulate(
             reply_to=message,
         )
 
-    with _quietly():
-        run_simulation(server, app, nodes, backend_config=_backend())
+    # The ServerApp has a thread of its own, which Ctrl-C does not reach.
+    with interrupt, _quietly():
+        try:
+            run_simulation(server, app, nodes, backend_config=_backend())
+        except KeyboardInterrupt:  # the second Ctrl-C
+            is_stopped.set()
+            raise
     if not outcome:
         raise FedcladeError(
             "--engine flower: Flower's simulation ended before the run. Set FLWR_LOG_LEVEL=INFO to"
@@ -153,6 +167,20 @@ def simulate(
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     return outcome[0]
+
+
+class _StoppableGrid:
+    """A Grid that ends the ServerApp when the simulation has been stopped: without its nodes the
+    ServerApp would wait for their answers forever.
+    """
+
+    def __init__(self, grid: Grid, is_stopped: threading.Event) -> None:
+        self._grid, self._is_stopped = grid, is_stopped
+
+    def __getattr__(self, name: str) -> Any:
+        if self._is_stopped.is_set():
+            raise KeyboardInterrupt
+        return getattr(self._grid, name)
 
 
 @lru_cache(maxsize=8)
