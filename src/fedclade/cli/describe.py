@@ -49,7 +49,8 @@ def describe(
             "NAME",
         )
     entry = REGISTRY[kind][name]
-    text = inspect.getdoc(entry) or ""
+    # The example is Python; an experiment file has the parameters below.
+    text = (inspect.getdoc(entry) or "").partition("\n\nExample:")[0]
     if kind == "method":
         text = f"{entry.title}\n\n{text}"
     if kind != "dataset":

@@ -139,6 +139,14 @@ class APFL(FedAvg):
     Args:
         alpha: α_i before the first training.
         mix: what is mixed: "weights" or "outputs".
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> result = fc.run(fc.APFL(alpha=0.25), clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> len(result.clients["accuracy"])
+        6
     """
 
     name: ClassVar[str] = "apfl"

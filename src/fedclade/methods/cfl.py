@@ -70,6 +70,14 @@ class CFL(NeedsSecret, Method[CFLState]):
             5). On Flower the secret is on the nodes, and a client must make the initial model: a
             server that has it can infer the order. In a simulation the secret is the field
             `secret`; the clients' programs, `init`, `assign_models` and `model_at` use it.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> result = fc.run(fc.CFL(check_after=0), clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> len(result.clusters)
+        6
     """
 
     name: ClassVar[str] = "cfl"

@@ -78,6 +78,15 @@ class Clade(CladeGroups):
         signature_epsilon: see `CladeGroups`.
         signature_delta: see `CladeGroups`.
         signature_clip: see `CladeGroups`.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> method = fc.Clade(recluster_every=5)
+        >>> result = fc.run(method, clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> len(result.clients["accuracy"])
+        6
     """
 
     name: ClassVar[str] = "clade"

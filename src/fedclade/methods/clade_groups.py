@@ -55,6 +55,14 @@ class CladeGroups(DPSignatureMethod[CladeGroupsState]):
         signature_epsilon: ε of (ε, δ)-private signatures; None for no noise. See docs/privacy.md.
         signature_delta: δ of the same.
         signature_clip: the largest norm of an example's contribution.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> result = fc.run(fc.CladeGroups(), clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> result.groups
+        {0: [0, 1, 2], 1: [3, 4, 5]}
     """
 
     name: ClassVar[str] = "clade_groups"

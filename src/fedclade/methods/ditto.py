@@ -202,6 +202,14 @@ class Ditto(FedAvg):
     Args:
         lam: λ for all clients; None: each client chooses it.
         weights: the weights of the mean of the clients' w: "examples" or "clients".
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> result = fc.run(fc.Ditto(lam=0.5), clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> len(result.clients["accuracy"])
+        6
     """
 
     name: ClassVar[str] = "ditto"

@@ -170,6 +170,15 @@ class FedALA(FedAvg):
         rate: η.
         sample_share: s, the share of the samples; drawn in each pass.
         first_passes: the passes of the first time.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> method = fc.FedALA(sample_share=0.5)
+        >>> result = fc.run(method, clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> len(result.clients["accuracy"])
+        6
     """
 
     name: ClassVar[str] = "fedala"

@@ -90,6 +90,14 @@ class FedAvg(Method[State]):
     is the number of training examples of client k. w_k are its weights after E epochs
     (`local.epochs`) of SGD from w_t, with batch size B (`local.batch_size`) and learning rate η
     (`local.lr`).
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> result = fc.run(fc.FedAvg(), clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> result.summary["clusters"]
+        1
     """
 
     name: ClassVar[str] = "fedavg"

@@ -24,6 +24,15 @@ class FedAvgFineTune(FedAvg):
     Args:
         fine_tune_epochs: F.
         alpha: α_i for all clients; None: each client chooses it.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> method = fc.FedAvgFineTune(fine_tune_epochs=1)
+        >>> result = fc.run(method, clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> len(result.clients["accuracy"])
+        6
     """
 
     name: ClassVar[str] = "fedavg_finetune"

@@ -29,6 +29,15 @@ class FedBABU(FedPer):
             linear layer.
         fine_tune: what clients fine-tune: the whole model, or only the head.
         fine_tune_epochs: the epochs of fine-tuning.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> method = fc.FedBABU(fine_tune_epochs=1)
+        >>> result = fc.run(method, clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> len(result.clients["accuracy"])
+        6
     """
 
     name: ClassVar[str] = "fedbabu"

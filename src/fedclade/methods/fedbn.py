@@ -15,6 +15,18 @@ class FedBN(FedAvg):
 
     The layers are found by their type, not by their name. A client that never trained has the
     initial BatchNorm layers; the paper does not define new clients.
+
+    Example:
+        >>> import fedclade as fc
+        >>> from torch import nn
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> model = nn.Sequential(
+        ...     nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10)
+        ... )
+        >>> result = fc.run(fc.FedBN(), clients, model, rounds=2, lr=0.1)
+        >>> len(result.clients["accuracy"])
+        6
     """
 
     name: ClassVar[str] = "fedbn"

@@ -53,6 +53,14 @@ class FedDBE(FedAvg):
             instead, one number for each.
         kappa: κ; 0 for no regularizer.
         momentum: the weight of a batch in z̄_i.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> result = fc.run(fc.FedDBE(kappa=0.1), clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> len(result.clients["accuracy"])
+        6
     """
 
     name: ClassVar[str] = "feddbe"

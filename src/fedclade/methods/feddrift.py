@@ -58,6 +58,14 @@ class FedDrift(Method[FedDriftState]):
             all start with one model, so that there are groups only after changes.
         max_models: the largest number of models. Models without clients make place; if there are
             none, a client whose data changed stays with its best model.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> result = fc.run(fc.FedDrift(delta=0.1), clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> len(result.clusters)
+        6
     """
 
     name: ClassVar[str] = "feddrift"

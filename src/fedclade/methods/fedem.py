@@ -53,6 +53,14 @@ class FedEM(FedAvg):
             weight q_i(m). (It is a round old: q_i(m) needs it before the server can sum it.)
             Clients also send C_y(m) of their samples. One more sample, spread over
             all labels, keeps C_y(m) above 0. Groups then differ by concept, not by labels.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> result = fc.run(fc.FedEM(components=2), clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> len(result.clients["accuracy"])
+        6
     """
 
     name: ClassVar[str] = "fedem"

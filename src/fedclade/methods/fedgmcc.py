@@ -57,6 +57,14 @@ class FedGMCC(NeedsInputShape, LossSelectionMethod[FedGMCCState]):
             should be in that range, as pixels are.
         curve_steps: steps of Adam, from the midpoint, that fit the bends; 0 for straight paths.
         curve_lr: η, Adam's learning rate.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> result = fc.run(fc.FedGMCC(curve_steps=2), clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> len(result.clusters)
+        6
     """
 
     name: ClassVar[str] = "fedgmcc"

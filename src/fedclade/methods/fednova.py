@@ -29,6 +29,14 @@ class FedNova(FedAvg):
 
     If all clients make the same number of steps, it is FedAvg. The server computes a_i from the
     clients' sizes, so it needs only sums of y_i.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> result = fc.run(fc.FedNova(), clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> result.summary["clusters"]
+        1
     """
 
     name: ClassVar[str] = "fednova"

@@ -19,6 +19,15 @@ class FedPer(LGFedAvg):
     Args:
         local_layers: names of the layers (or parameters) that stay with the client: the paper's
             K_P layers. The default is the head, the last linear layer.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> method = fc.FedPer(local_layers=("fc2",))
+        >>> result = fc.run(method, clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> len(result.clients["accuracy"])
+        6
     """
 
     name: ClassVar[str] = "fedper"

@@ -64,6 +64,14 @@ class FedProx(FedAvg):
     Args:
         mu: μ. The paper tries 0.001, 0.01, 0.1, 0.5 and 1; none is best everywhere. μ = 0 is
             FedAvg.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> result = fc.run(fc.FedProx(mu=0.1), clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> result.summary["clusters"]
+        1
     """
 
     name: ClassVar[str] = "fedprox"

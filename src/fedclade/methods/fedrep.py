@@ -36,6 +36,14 @@ class FedRep(FedPer):
         final_head_epochs: the epochs of the head before the model is used; 0 for none. The
             authors' code has max(10, τ_h).
         weights: the weights of the mean of the bodies: "clients" or "examples".
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> result = fc.run(fc.FedRep(head_epochs=2), clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> len(result.clients["accuracy"])
+        6
     """
 
     name: ClassVar[str] = "fedrep"

@@ -46,6 +46,14 @@ class FedSEM(Method[FedSEMState]):
         clusters: K.
         layers: the parameters that distances are computed on: "all", or those of the "last" linear
             layer. The mean is always of the whole model.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> result = fc.run(fc.FedSEM(clusters=2), clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> result.summary["clusters"]
+        2
     """
 
     name: ClassVar[str] = "fedsem"

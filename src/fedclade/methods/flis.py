@@ -76,6 +76,14 @@ class FLISDC(_FLIS[State], LossSelectionMethod[State]):
         beta: β. With β = 0 it is FedAvg; with β = 1 only clients with equal predictions share.
         labels: whether the rows of B_k are "onehot" or "soft".
         probe: an array of unlabeled inputs; by default the samples that `partition` sets apart.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0, probe=40)
+        >>> result = fc.run(fc.FLISDC(beta=0.4), clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> len(result.clusters)
+        6
     """
 
     name: ClassVar[str] = "flis_dc"
@@ -138,6 +146,14 @@ class FLISHC(_FLIS[FLISHCState]):
         labels: whether predictions are "onehot" or "soft".
         probe: as in `FLISDC`.
         linkage: the linkage of the hierarchical clustering.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0, probe=40)
+        >>> result = fc.run(fc.FLISHC(beta=0.4), clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> len(result.clusters)
+        6
     """
 
     name: ClassVar[str] = "flis_hc"

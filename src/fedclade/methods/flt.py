@@ -65,6 +65,15 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
         signature_epsilon: ε of (ε, δ)-private signatures; None for no noise. See docs/privacy.md.
         signature_delta: δ of the same.
         signature_clip: the largest norm of an example's contribution.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> method = fc.FLT(k=2, manifold="pca")
+        >>> result = fc.run(method, clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> len(result.clusters)
+        6
     """
 
     name: ClassVar[str] = "flt"

@@ -69,6 +69,15 @@ class FLUX(FedAvg):
         first_round: the first round after which the search may be.
         last_round: the round after which it is at the latest (in the authors' code 80 % of all
             rounds).
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> method = fc.FLUX(first_round=1, last_round=2)
+        >>> result = fc.run(method, clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> len(result.clusters)
+        6
     """
 
     name: ClassVar[str] = "flux"

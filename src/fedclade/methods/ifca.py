@@ -52,6 +52,15 @@ class IFCA(LossSelectionMethod[IFCAState]):
             With n restarts, n sets of k models are trained at the same time, with n times the
             traffic; then the set with the least training loss is kept.
         trial_rounds: rounds before a set is selected.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> method = fc.IFCA(clusters=2, num_restarts=2)
+        >>> result = fc.run(method, clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> result.summary["clusters"]
+        2
     """
 
     name: ClassVar[str] = "ifca"

@@ -49,6 +49,14 @@ class KNNPer(FedAvg):
         scale: s.
         hold_out: whether to hold out samples, to choose λ; if not, λ is `default_weight`.
         default_weight: λ of a client with fewer than 5 samples held out.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> result = fc.run(fc.KNNPer(k=5), clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> len(result.clients["accuracy"])
+        6
     """
 
     name: ClassVar[str] = "knn_per"

@@ -48,6 +48,15 @@ class LGFedAvg(FedAvg):
         local_layers: names of the layers (or parameters) that stay with the client. The default is
             that of the paper: all but the last linear layer. An empty list is FedAvg. (The authors'
             CIFAR-10 code does the opposite: it shares the convolutions.)
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> method = fc.LGFedAvg(local_layers=("fc1",))
+        >>> result = fc.run(method, clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> len(result.clients["accuracy"])
+        6
     """
 
     name: ClassVar[str] = "lg_fedavg"

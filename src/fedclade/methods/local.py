@@ -44,6 +44,14 @@ class Local(Method[State]):
 
     All clients start from the same initial weights. It is the baseline that a federation must
     exceed.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> result = fc.run(fc.Local(), clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> result.summary["bytes_up"]
+        0
     """
 
     name: ClassVar[str] = "local"

@@ -24,6 +24,14 @@ class Oracle(NeedsTrueGroups, Method[State]):
 
     It is a reference for partitions with true groups, not a method for use. Without true groups it
     raises an error.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> result = fc.run(fc.Oracle(), clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> result.groups
+        {0: [0, 1, 2], 1: [3, 4, 5]}
     """
 
     name: ClassVar[str] = "oracle"

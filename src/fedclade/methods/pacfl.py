@@ -66,6 +66,14 @@ class PACFL(Method[PACFLState]):
             paper's other measure.
         linkage: the linkage of the tree.
         clusters: the number of groups, in place of β; None for β.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> result = fc.run(fc.PACFL(clusters=2), clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> result.groups
+        {0: [0, 1, 2], 1: [3, 4, 5]}
     """
 
     name: ClassVar[str] = "pacfl"

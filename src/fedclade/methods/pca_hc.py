@@ -49,6 +49,14 @@ class PCAHC(NeedsProbe, Method[PCAHCState]):
         basis: "own", as in FLT: each client fits mean and axes to its own samples, so the
             coordinates of two clients are not comparable, and the means are lost. "shared": the
             server fits mean and axes to the probe data and sends them to all clients.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> result = fc.run(fc.PCAHC(clusters=2), clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> result.summary["clusters"]
+        2
     """
 
     name: ClassVar[str] = "pca_hc"

@@ -128,6 +128,14 @@ class PerFedAvg(FedAvg):
         variant: "first-order" omits the second derivative, as above. "hessian-free" approximates it
             by differences: with g = ∇f_i(w̃; D2), w <- w - β (g - α [∇f_i(w + δg; D3) -
             ∇f_i(w - δg; D3)] / 2δ).
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> result = fc.run(fc.PerFedAvg(alpha=0.05), clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> len(result.clients["accuracy"])
+        6
     """
 
     name: ClassVar[str] = "per_fedavg"

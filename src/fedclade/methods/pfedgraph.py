@@ -105,6 +105,14 @@ class PFedGraph(FedAvg):
         lam: λ.
         use: "trained": each client uses θ_i; "mixture": Σ_j a_ij θ_j. (The authors' code measures
             both in every round and takes the best by validation samples.)
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> result = fc.run(fc.PFedGraph(alpha=0.5), clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> len(result.clients["accuracy"])
+        6
     """
 
     name: ClassVar[str] = "pfedgraph"

@@ -113,6 +113,14 @@ class SCAFFOLD(Method[SCAFFOLDState]):
             formulas above. "examples" weights clients by their examples, as in FedAvg: p_i = n_i /
             Σ n over S for x, and n_i / Σ n over all clients for c, so that c stays the weighted
             mean of all c_i. With equal sizes both are the same.
+
+    Example:
+        >>> import fedclade as fc
+        >>> digits, scheme = fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2)
+        >>> clients = fc.data.partition(digits, scheme, clients=6, seed=0)
+        >>> result = fc.run(fc.SCAFFOLD(server_lr=0.5), clients, fc.models.MLP(8), rounds=3, lr=0.1)
+        >>> result.summary["clusters"]
+        1
     """
 
     name: ClassVar[str] = "scaffold"

@@ -55,6 +55,8 @@ def test_plot_draws_the_figures_of_the_report(result: Result, tmp_path: Path) ->
     figure = result.plot()
     assert figure.axes
     figure.savefig(tmp_path / "figure.png")
+    # What a notebook shows, whether or not pyplot was imported.
+    assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
     names = str(caught.value).partition("Known: ")[2].rstrip(".").split(", ")
     assert len(names) > 1
     for name in names:

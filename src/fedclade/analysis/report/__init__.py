@@ -90,9 +90,6 @@ def draw_figure(runs: ReportSource | Sequence[ReportSource], name: str | None = 
     Returns:
         The figure.
     """
-    # A notebook shows figures once pyplot is imported.
-    import matplotlib.pyplot  # noqa: F401
-
     from fedclade.analysis.report.paper_figures import figures
 
     with _folders(runs) as folders:

@@ -5,6 +5,7 @@ every time.
 from __future__ import annotations
 
 import base64
+import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,17 @@ _METADATA: dict[str, dict[str, Any]] = {
     "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
 }
 _SHORT_LEGEND = 5  # entries that fit into the axes
+_SCREEN_DPI = 110
+
+
+class ReportFigure(Figure):
+    """A figure that a notebook shows, also where pyplot was never imported."""
+
+    def _repr_png_(self) -> bytes:
+        image = io.BytesIO()
+        with matplotlib.rc_context(_STYLE):
+            self.savefig(image, dpi=_SCREEN_DPI, metadata=_METADATA["png"], bbox_inches="tight")
+        return image.getvalue()
 
 
 def draw(data: dict[str, Any], out: Path, formats: Sequence[str]) -> list[Path]:
@@ -100,7 +112,7 @@ def _drawn(figure: dict[str, Any], colors: Mapping[int, int]) -> Figure:
 
 
 def _new(width: float, height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = ReportFigure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
@@ -192,7 +204,7 @@ def _map(described: dict[str, Any], colors: Mapping[int, int]) -> Figure:
 
 
 def _matrix(described: dict[str, Any], _: Mapping[int, int]) -> Figure:
-    figure = Figure(figsize=(6.4, 3), layout="constrained")
+    figure = ReportFigure(figsize=(6.4, 3), layout="constrained")
     both = figure.subplots(1, 2)
     for axes, which, title in zip(
         both, ("before", "after"), ("ordered by client", "ordered by group"), strict=True
