@@ -183,14 +183,16 @@ function writeNames(frame, points, r) {
     if (!name) continue;
     const width = 7 * name.length;
     const sides = [
-      { left: x + r + 3, top: y - height / 2 },
-      { left: x - r - 3 - width, top: y - height / 2 },
-      { left: x - width / 2, top: y - r - height - 1 },
-      { left: x - width / 2, top: y + r + 1 },
+      { left: x + r + 3, top: y - height / 2, anchor: "start" },
+      { left: x - r - 3 - width, top: y - height / 2, anchor: "end" },
+      { left: x - width / 2, top: y - r - height - 1, anchor: "middle" },
+      { left: x - width / 2, top: y + r + 1, anchor: "middle" },
     ];
-    const box = sides.map(({ left, top }) => ({ left, right: left + width, top, bottom: top + height })).find(free);
+    const box = sides.map((side) => ({ ...side, right: side.left + width, bottom: side.top + height })).find(free);
     if (!box) continue;
     taken.push(box);
-    frame.body.append(draw("text", { class: "strong name", x: box.left, y: box.bottom - 3 }, name));
+    // The width is an estimate: the text keeps its distance from the point, however wide it is.
+    const at = { start: box.left, middle: x, end: box.right }[box.anchor];
+    frame.body.append(draw("text", { class: "strong name", x: at, y: box.bottom - 3, "text-anchor": box.anchor }, name));
   }
 }

@@ -11,7 +11,13 @@ function drawCompare() {
       value: (row) => row.label,
       header: true,
       cell: (row) =>
-        make("span", { class: "named" }, key(row.color), make("span", { class: "setting" }, row.label), rankMark(row), row.ended ? "" : " (not finished)"),
+        make(
+          "span",
+          { class: "named" },
+          make("span", { class: "named" }, key(row.color), make("span", { class: "setting" }, row.label)),
+          rankMark(row),
+          row.ended ? "" : " (not finished)",
+        ),
     },
     { label: withUnit(data.metric.label), value: (row) => row.score, numeric: true, format: (value, row) => scoreText(value, row) },
     { label: "Difference from the best", value: (row) => against(row) },

@@ -113,7 +113,7 @@ function diagnosisGroups(diagnosis, id) {
       label: "Group",
       value: (row) => row.group,
       header: true,
-      cell: (row) => make("span", { class: "named" }, key(colorFor(diagnosis, row.group)), groupName(row.group)),
+      cell: (row) => make("span", { class: "named" }, key(colorFor(diagnosis, row.group)), make("span", { class: "short" }, groupName(row.group))),
     },
     { label: "Size", value: (row) => row.clients, numeric: true },
     { label: "Clients in it", value: (row) => row.members, wide: true },

@@ -1,6 +1,7 @@
 // A row for each name: dots with intervals, and bars. They draw the descriptions of figure_descriptions.py.
 
 const ROW = 26; // pixels
+const CHARACTER = 6.6; // pixels, about
 
 /* rows: [{ name, color, value, low, high, note, group }]; rules: [[value, name]], vertical lines. */
 const dots = (id, figure) => rowsPlot(id, figure, dot, "Value");
@@ -21,7 +22,7 @@ function rowsPlot(id, figure, drawRow, heading) {
     rules.forEach(([value, name], place) => ruleAbove(frame, value, name, rules.length - place));
     rows.forEach((row, at) => {
       const middle = frame.y(at + 0.5);
-      frame.root.append(draw("text", { x: left - 8, y: middle + 4, "text-anchor": "end", class: "row" }, shortened(row.name, left)));
+      frame.root.append(rowName(row.name, left, middle));
       const group = draw("g", { class: `${colorOf(row.color ?? 0)}${row.group !== undefined && isDim(row.group) ? " dim" : ""}`, "data-row": at });
       drawRow(frame, group, row, middle);
       frame.body.append(group);
@@ -43,10 +44,21 @@ function rowsPlot(id, figure, drawRow, heading) {
   table(`${id}-table`, { caption: label, columns, rows, sortable: false });
 }
 
-const shortened = (name, left) => {
-  const most = Math.floor((left - 14) / 7.2);
-  return name.length > most ? `${name.slice(0, most - 1)}…` : name;
-};
+// The name of a row, at the left of the plot; a long one has two lines.
+function rowName(name, left, middle) {
+  const most = Math.floor((left - 10) / CHARACTER);
+  const place = { x: left - 8, "text-anchor": "end" };
+  const space = name.lastIndexOf(" ", most);
+  if (name.length <= most || space < 0) return draw("text", { ...place, y: middle + 4, class: "row" }, shortened(name, most));
+  return draw(
+    "text",
+    { ...place, class: "row" },
+    draw("tspan", { x: left - 8, y: middle - 2 }, name.slice(0, space + 1)),
+    draw("tspan", { x: left - 8, y: middle + 11 }, shortened(name.slice(space + 1), most)),
+  );
+}
+
+const shortened = (name, most) => (name.length > most ? `${name.slice(0, most - 1)}…` : name);
 
 function dot(frame, group, row, y) {
   if (row.low !== undefined) {

@@ -96,7 +96,7 @@ function groupTable(run) {
     { label: "Examples", value: (row) => row.examples ?? null, numeric: true },
     { label: withUnit(`Mean ${data.metric.label.toLowerCase()}`), value: (row) => row.mean, numeric: true, format: shortMetric },
     { label: "Worst tenth", value: (row) => row.worst ?? null, numeric: true, format: shortMetric },
-    { label: "Classes", value: (row) => labels(run, row.classes) || null },
+    { label: "Classes", value: (row) => labels(run, row.classes) || null, wide: true },
     { label: "Clients in it", value: members, wide: true },
   ];
   const used = columns.filter((column) => run.groups.some((row) => column.value(row) !== null));
