@@ -61,19 +61,22 @@ def root(
 app.command()(init)
 app.command()(run)
 app.command()(compare)
-app.command("list")(list_)
+# A short help is for `fedclade --help` on 80 columns, where a longer first sentence is cut off.
+app.command("list", short_help="List methods, data sets, presets, settings and more.")(list_)
 app.command()(describe)
 app.command()(diagnose)
 app.command()(report)
 app.command()(predict)
 app.command()(export)
-app.command()(track)
+app.command(short_help="Write finished runs to MLflow.")(track)
 app.command()(reproduce)
-app.command()(pretrain)
+app.command(short_help="Train an encoder for FLT on public data.")(pretrain)
 app.command("check-method")(check_method)
-app.command()(doctor)
+app.command(short_help="Show versions, device and data, and what is missing.")(doctor)
 app.add_typer(data_app, name="data")
-app.add_typer(flower_app, name="flower")
+app.add_typer(
+    flower_app, name="flower", short_help="Run a Flower federation here; write Flower apps."
+)
 
 
 def main() -> None:

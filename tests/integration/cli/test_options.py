@@ -11,7 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fedclade.cli import main
 from fedclade.cli.options import parse_seeds, with_shortcuts
 from fedclade.errors import InvalidInputError
 
@@ -183,3 +185,10 @@ def test_the_shell_completes(line: str, completed: list[str], tmp_path: Path) ->
         timeout=60,
     )
     assert done.stdout.split() == completed, done.stderr
+
+
+def test_the_list_of_commands_is_not_cut_off_on_80_columns() -> None:
+    done = CliRunner().invoke(main.app, ["--help"], terminal_width=80)
+    lines = done.output.partition("Commands:")[2].splitlines()
+    assert len(lines) > 10
+    assert not [line for line in lines if line.endswith("...")]
