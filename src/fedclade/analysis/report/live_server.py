@@ -29,9 +29,13 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _NOT_YET = (
-    '<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh"'
-    ' content="2"><title>fedclade</title><p>The run is being prepared. This page reloads'
-    " automatically.</p></html>"
+    '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh"'
+    ' content="2"><meta name="viewport" content="width=device-width, initial-scale=1">'
+    "<title>fedclade: a run is being prepared</title><style>:root { color-scheme: light dark; }"
+    " body { font: 1.1rem/1.5 system-ui, sans-serif; max-width: 40rem; margin: 0 auto; padding:"
+    " 15vh 1.5rem; } h1 { font-size: 1.6rem; }</style></head><body><main><h1>The run is being"
+    " prepared</h1><p>fedclade reads the data and builds the models. This page reloads by itself"
+    " when the first round has begun.</p></main></body></html>"
 )
 
 

@@ -20,7 +20,7 @@ import fedclade as fc
 from fedclade.analysis import report
 from fedclade.analysis.report import live_server
 from fedclade.analysis.report.live_server import Live
-from fedclade.cli import main, run_monitoring
+from fedclade.cli import main, progress, run_monitoring
 from fedclade.errors import InvalidInputError
 
 Answer = tuple[int, dict[str, str], str]
@@ -295,6 +295,7 @@ def test_the_command_prints_the_address_and_serves_the_run(
             return self
 
         def __exit__(self, *_: object) -> None: ...
+        def stopping(self) -> None: ...
         def after_round(self, row: dict[str, Any]) -> None:
             (line,) = printed
             address = re.search(r" http://127\.0\.0\.1:(\d+)/$", line)
@@ -303,7 +304,7 @@ def test_the_command_prints_the_address_and_serves_the_run(
             pages.append((data["title"], data["runs"][0]["progress"]))
 
     monkeypatch.setattr(run_monitoring, "print_err", printed.append)
-    monkeypatch.setattr(run_monitoring, "display", Reader)
+    monkeypatch.setattr(progress, "display", Reader)
     monkeypatch.setattr(live_server, "_PAUSE", 0)
     out = tmp_path / "run"
     outcome = CliRunner().invoke(
