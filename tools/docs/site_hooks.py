@@ -21,7 +21,7 @@ NOTEBOOKS = {
     f"notebooks/{name}.ipynb": f"notebooks/{name}.md"
     for name in (
         *("newcomer", "researcher", "engineer"),
-        *("hospitals", "permuted_labels", "drift"),
+        *("hospitals", "permuted_labels", "drift", "writers", "roles"),
     )
 }
 PAGES = {
