@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from fedclade.engines.remote.messages import Message, NodeError, decode, encode, one_line
 from fedclade.errors import FedcladeError
 from fedclade.integrations.flower.polling import shorten_pull_waits
-from fedclade.integrations.flower.reply_reader import ReplyReader
+from fedclade.integrations.flower.reply_reader import LOST, ReplyReader
 
 HEADER, TENSORS = "fedclade.header", "fedclade.tensors"
 # Tensors of up to this size travel in the record of the header. Each object of a Flower message
@@ -102,8 +102,9 @@ class GridTransport:
         start, wait, progress = time.monotonic(), _FIRST_WAIT, Progress(self.note)
         while waiting:
             for node, answer in self._pull(waiting).items():
-                if answer is CRASHED and node not in resent:
-                    self.note(f"{self.name_of(node)}: its ClientApp crashed; sending again")
+                if (answer is CRASHED or answer is LOST) and node not in resent:
+                    what = "its ClientApp crashed" if answer is CRASHED else LOST.reason
+                    self.note(f"{self.name_of(node)}: {what}; sending again")
                     resent.add(node)
                     again, failed = self._push({node: messages[node]})
                     waiting |= again

@@ -32,6 +32,13 @@ MAX_OBJECTS = 20_000  # of an answer; Flower divides an array into objects of so
 _REQUESTS_AT_ONCE = 4
 
 
+LOST = NodeError("its answer was lost on the way")
+
+
+class LostAnswerError(Exception):
+    """An answer whose content the SuperLink no longer has, or never got whole."""
+
+
 class OversizedAnswerError(ValueError):
     """An answer with too many objects or bytes."""
 
@@ -60,7 +67,8 @@ class ReplyReader:
 
     def read(self, message_ids: Iterable[str]) -> dict[str, FlowerMessage | NodeError]:
         """The answers that have arrived completely, by the id of the message that they answer, and
-        an error in the place of an answer that cannot be read.
+        an error in the place of an answer that cannot be read; `LOST` for one whose node ended
+        while it sent the answer.
         """
         asked = list(message_ids)
         if not isinstance(self.grid, HttpGrid):  # in a simulation all nodes are of one program
@@ -77,6 +85,8 @@ class ReplyReader:
                 if incomplete.missing:
                     continue
                 answers[asked_id] = self._inflated(incomplete)
+            except LostAnswerError:
+                answers[asked_id] = LOST
             except Exception as error:
                 answers[asked_id] = _unreadable(error)
             del self._incomplete[asked_id]
@@ -108,7 +118,7 @@ class ReplyReader:
                 PullObjectRequest(node=grid.node, run_id=run_id, object_id=object_id)
             )
             if not response.object_found:
-                raise ValueError("its content is gone")
+                raise LostAnswerError
             if response.object_available:
                 answer.contents[object_id] = response.object_content
                 answer.size += len(response.object_content)

@@ -37,6 +37,7 @@ from fedclade.integrations.flower.grid_transport import (
     message_from_records,
     records_from_message,
 )
+from fedclade.integrations.flower.reply_reader import LOST
 from fedclade.models import MLP
 
 
@@ -184,6 +185,27 @@ def test_a_message_whose_client_app_crashed_is_sent_again_once() -> None:
     assert isinstance(answers["3"], NodeError)
     assert grid.sent == [1, 2, 3, 2, 3]
     assert [note.split(":")[0] for note in notes] == ["site 2", "site 3"]
+
+
+def test_a_message_whose_answer_was_lost_on_the_way_is_sent_again_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A node that is killed while it sends an answer."""
+    grid, notes = Grid({1: 1, 2: 1, 3: 1}), list[str]()
+    transport = GridTransport(grid, 60, note=notes.append)  # type: ignore[arg-type]
+    read = transport._reader.read
+
+    def lossy(message_ids: Iterable[str]) -> Any:
+        # m1 is the first message to node 2; m2 and m4 are those to node 3.
+        lost = ("m1", "m2", "m4")
+        return {key: LOST if key in lost else v for key, v in read(message_ids).items()}
+
+    monkeypatch.setattr(transport._reader, "read", lossy)
+    answers = transport.send_and_receive(MESSAGES)
+    assert (answers["1"], answers["2"]) == (MESSAGES["1"], MESSAGES["2"])
+    assert answers["3"] is LOST
+    assert grid.sent == [1, 2, 3, 2, 3]
+    assert len(notes) == 2
 
 
 def test_progress_names_the_nodes_that_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:

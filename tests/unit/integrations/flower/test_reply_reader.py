@@ -25,7 +25,7 @@ from fedclade.integrations.flower.grid_transport import (
     message_from_records,
     records_from_message,
 )
-from fedclade.integrations.flower.reply_reader import ReplyReader
+from fedclade.integrations.flower.reply_reader import LOST, ReplyReader
 
 LARGE = INLINE_BYTES // 4 + 1  # float32 numbers that travel as an array
 
@@ -173,7 +173,7 @@ def test_an_answer_above_the_limit_is_not_pulled_whole(superlink: SuperLink) -> 
     assert "bytes" in answers["huge"].reason
 
 
-def test_content_that_the_superlink_has_dropped_is_an_error(superlink: SuperLink) -> None:
+def test_content_that_the_superlink_has_dropped_is_a_lost_answer(superlink: SuperLink) -> None:
     superlink.add("gone", Message({}, {"w": torch.zeros(LARGE)}))
     superlink.announced.pop()
-    assert isinstance(reader(superlink).read(["gone"])["gone"], NodeError)
+    assert reader(superlink).read(["gone"])["gone"] is LOST
