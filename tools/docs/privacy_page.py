@@ -130,7 +130,8 @@ def training_table(results: Row) -> str:
     lines = []
     for data, federation in dict.fromkeys((run["data"], run["federation"]) for run in runs):
         here = [run for run in runs if (run["data"], run["federation"]) == (data, federation)]
-        title = f"**{data}: {TRAINING_FEDERATIONS[federation]}**"
+        seeds = " and ".join(str(seed) for seed in sorted({run["seed"] for run in here}))
+        title = f"**{data}: {TRAINING_FEDERATIONS[federation]}; seed {seeds}**"
         lines.append([title, *[""] * len(epsilons)])
         for method in dict.fromkeys(run["method"] for run in here):
             of_method = [run for run in here if run["method"] == method]
@@ -156,8 +157,8 @@ def _found(runs: list[Row]) -> str:
 
 
 def _noise(runs: list[Row], epsilon: str) -> str:
-    noise = next(run["noise_multiplier"] for run in runs if run["epsilon"] == epsilon)
-    return "" if noise is None else f"{noise:.2f}"
+    found = {run["noise_multiplier"] for run in runs if run["epsilon"] == epsilon} - {None}
+    return f"{found.pop():.2f}" if found else ""
 
 
 def attack_table(results: Row) -> str:
