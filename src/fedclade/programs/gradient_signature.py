@@ -139,8 +139,10 @@ def signature(objective: Objective, kind: SignatureKind, size: int, key: int) ->
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         mean = carry["sum"] / carry["count"]
         scatter = carry["outer"] - carry["count"] * mean[:, None] * mean
-        row, column = torch.triu_indices(len(mean), len(mean))
-        return {"mean": mean.float(), "scatter": scatter[row, column].float()}, None
+        row, column = torch.triu_indices(len(mean), len(mean), device=mean.device)
+        # One index takes a third of the time of two.
+        triangle = scatter.flatten().index_select(0, len(mean) * row + column)
+        return {"mean": mean.float(), "scatter": triangle.float()}, None
 
     return Program(start, step, finish, Batches.whole(), "signature")
 
