@@ -146,7 +146,8 @@ class CladeGroups(DPSignatureMethod[CladeGroupsState]):
         self, fed: Federation, rows: ModelAssignment, replies: ClientResults, key: int
     ) -> Tensor:
         """The group of each client that replied. It works level by level: the clients of each new
-        group send its scatter, and the group is split if it has structure.
+        group send its scatter, and the group is split if it has structure. The other groups are
+        final.
         """
         size = fed.sizes[replies.ids].double().numpy()
         means = replies.outputs["mean"].double().cpu().numpy()
@@ -155,7 +156,10 @@ class CladeGroups(DPSignatureMethod[CladeGroupsState]):
         while candidates:
             level = replies  # the first level's scatter came with the means
             if labels.any():
-                level = self._signatures(fed, rows, replies.ids, key, torch.from_numpy(labels))
+                # Private scatter is corrected with that of all groups.
+                asked = torch.from_numpy(np.isin(labels, candidates) | bool(self.noise))
+                group = torch.from_numpy(labels)[asked]
+                level = self._signatures(fed, rows[asked], replies.ids[asked], key, group)
             scatter = scatter_with_noise(self._scatter(level), size, self.variance, labels)
             labels, candidates = split_groups(
                 means,
