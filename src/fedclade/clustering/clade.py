@@ -36,6 +36,7 @@ EXACT_UP_TO = 5000
 # A pass leaves a quarter of the leaves, and at least `_FEWEST`. A block that keeps 250 of 1,000 has
 # room for the clusters of about a hundred groups.
 _MERGED, _FEWEST, _BLOCK = 4, 2500, 1000
+_ROUNDING = 1e-6  # of an eigenvalue; a height is the sum of up to 1e5 numbers of float64
 _ROWS = 8192  # of clients whose distances to all centers are computed in one step
 
 
@@ -63,18 +64,42 @@ def rank(scatter: Array) -> int:
     return int((eigenvalues > _LEAST_EIGENVALUE * max(eigenvalues[-1], 0.0)).sum())
 
 
-def null_top_heights(size: Array, dimensions: int, rng: np.random.Generator) -> Iterator[float]:
+def null_top_heights(
+    size: Array,
+    dimensions: int,
+    rng: np.random.Generator,
+    least: float = 0.0,
+    factor: Array | None = None,
+) -> Iterator[float]:
     """The top merge costs of several trees of clients without groups, one tree at a time.
 
     Args:
         size: (M,) the sizes n of the clients.
         dimensions: the numbers of a mean.
         rng: draws the noise.
+        least: the height of interest. Trees that are certainly lower are left out, which saves
+            most of the time where groups are clear.
+        factor: (dimensions, dimensions) F, for noise with the covariance Fᵀ F instead of I.
     """
     for _ in range(_RUNS_FEW if len(size) < _MANY_CLIENTS else _RUNS_MANY):
         noise = rng.normal(size=(len(size), dimensions))
         noise /= np.sqrt(size)[:, None]
-        yield float(_tree(noise, size, rng)[0][-1, 2])
+        if factor is not None:
+            noise = noise @ factor
+        if _highest_possible(noise, size) >= least:
+            yield float(_tree(noise, size, rng)[0][-1, 2])
+
+
+def _highest_possible(z: Array, size: Array) -> float:
+    """A height that no merge of these clients exceeds: the largest eigenvalue of their scatter,
+    over the dimensions.
+
+    A merge's cost is the scatter between its two parts, which lies in one direction. In a direction
+    no part of the clients has more scatter than all of them.
+    """
+    deviation = np.sqrt(size)[:, None] * (z - size @ z / size.sum())
+    scatter = deviation.T @ deviation
+    return float(np.linalg.eigvalsh(scatter)[-1]) / z.shape[1] * (1 + _ROUNDING)
 
 
 def _tree(z: Array, size: Array, rng: np.random.Generator) -> tuple[LinkageMatrix, Labels]:
@@ -117,13 +142,28 @@ def split_group(
     dimensions = min(rank(scatter), int(degrees / _DEGREES_PER_DIMENSION))
     if clients < 3 or dimensions < 2:
         return np.zeros(clients, np.int64)
-    z = mean[:, :dimensions] @ whitening_matrix(scatter[:dimensions, :dimensions], degrees)
+    scatter = scatter[:dimensions, :dimensions]
+    whitener = whitening_matrix(scatter, degrees)
+    z = mean[:, :dimensions] @ whitener
+    factor = _factor_after(whitener, scatter / degrees) if clients > EXACT_UP_TO else None
     tree, leaf = _tree(z, size, rng)
     top = float(tree[-1, 2])
     # One noise tree that is high enough decides: most groups need no more.
-    if any(top <= noise_ratio * height for height in null_top_heights(size, dimensions, rng)):
+    heights = null_top_heights(size, dimensions, rng, top / noise_ratio, factor)
+    if any(top <= noise_ratio * height for height in heights):
         return np.zeros(clients, np.int64)
     return lloyd_refine(z, size, cut_ratio(tree)[leaf])
+
+
+def _factor_after(whitener: Array, covariance: Array) -> Array:
+    """F for which Fᵀ F is the covariance of whitened samples. Because of the ridge it is below I
+    where there is little variance.
+
+    If most directions are of this kind, the top of many clients is more than twice that of noise in
+    all directions. The trees of a few thousand clients are not high enough for this.
+    """
+    values, vectors = np.linalg.eigh(whitener.T @ covariance @ whitener)
+    return np.asarray((vectors * np.sqrt(np.maximum(values, 0.0))).T)
 
 
 def lloyd_refine(z: Array, size: Array, labels: Labels) -> Labels:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -163,6 +165,53 @@ def test_noise_tree_tops_are_about_the_same_for_any_sizes() -> None:
         max(null_top_heights(np.full(50, 500.0), 32, rng)),
     )
     assert small == pytest.approx(large, rel=0.3)
+
+
+@pytest.mark.parametrize("clients", [2, 3, 40, 700])
+def test_no_merge_is_higher_than_the_largest_eigenvalue_allows(clients: int) -> None:
+    rng = np.random.default_rng(clients)
+    size = np.floor(rng.lognormal(2, 1, clients)) + 1
+    z = rng.standard_t(2, size=(clients, 8))  # with outliers
+    top, bound = weighted_ward(z, size)[-1, 2], clade._highest_possible(z, size)
+    assert top <= bound
+    if clients == 2:
+        assert top == pytest.approx(bound, rel=1e-5), "one merge has all of the scatter"
+
+
+@pytest.mark.parametrize("distance", [0.0, 0.2, 0.4, 0.8, 3.0])
+def test_trees_that_are_left_out_do_not_change_the_groups(
+    distance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    z, size, _ = planted_means(200, 3, distance, 1)
+    trees: list[int] = []
+    build = clade._tree
+
+    def counted(*args: Any) -> Any:
+        trees.append(len(args[0]))
+        return build(*args)
+
+    monkeypatch.setattr(clade, "_tree", counted)
+    labels = whitened_split(z, size, 1)
+    few = len(trees)
+    monkeypatch.setattr(clade, "_highest_possible", lambda z, size: math.inf)
+    assert whitened_split(z, size, 1).tolist() == labels.tolist()
+    assert few <= len(trees) - few
+    if distance == 3.0:
+        assert few == 1, "clear groups need no noise tree"
+
+
+@pytest.mark.usefixtures("small_limits")
+@pytest.mark.parametrize("seed", range(3))
+def test_directions_that_the_ridge_hides_do_not_make_groups(seed: int) -> None:
+    """Only 4 of 60 directions have a variance above the ridge. The tree is then that of 4
+    directions, and noise in 60 has a tree of half the height.
+    """
+    rng = np.random.default_rng(seed)
+    variance = np.where(np.arange(60) < 4, 1.0, 2e-6)
+    size = np.full(4_000, 20.0)
+    means = rng.normal(size=(4_000, 60)) * np.sqrt(variance / size[:, None])
+    scatter = (size - 1).sum() * np.diag(variance)
+    assert not split_group(means, size, scatter, rng).any()
 
 
 # --- noise for differential privacy
