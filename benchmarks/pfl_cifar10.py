@@ -215,6 +215,10 @@ def main() -> None:
             "seconds of the first rounds": sum(course.first),
             "first rounds": args.warm_up,
             "seconds a round": statistics.median(course.seconds_a_round()),
+            # Nine of ten rounds have no evaluation.
+            "median seconds of a round": statistics.median(
+                second for turn in course.turns for second in turn
+            ),
             "seconds a round by turn": course.seconds_a_round(),
             "seconds of all rounds": sum(course.first) + sum(map(sum, course.turns)),
             "accuracy": {str(number): value for number, value in course.accuracies.items()},

@@ -99,7 +99,8 @@ def _highest_possible(z: Array, size: Array) -> float:
     """
     deviation = np.sqrt(size)[:, None] * (z - size @ z / size.sum())
     scatter = deviation.T @ deviation
-    return float(np.linalg.eigvalsh(scatter)[-1]) / z.shape[1] * (1 + _ROUNDING)
+    largest: float = np.linalg.eigvalsh(scatter)[-1]
+    return float(largest / z.shape[1] * (1 + _ROUNDING))
 
 
 def _tree(z: Array, size: Array, rng: np.random.Generator) -> tuple[LinkageMatrix, Labels]:

@@ -122,6 +122,11 @@ class DeviceDataset:
 
     def batch(self, rows: Tensor, weight: Tensor, key: Tensor, share: Tensor) -> ClientStackedBatch:
         """The batch of one step for each client."""
+        x, y = self.samples(rows)
+        return ClientStackedBatch(x, y, weight, key, share)
+
+    def samples(self, rows: Tensor) -> tuple[Inputs, Tensor]:
+        """The inputs and labels of these rows, with the axes of `rows` in front."""
         flat = rows.flatten()
 
         def read(values: Tensor) -> Tensor:
@@ -131,8 +136,15 @@ class DeviceDataset:
             # From pinned memory the copy runs while the device computes.
             return samples.pin_memory().to(self.device, non_blocking=True)
 
-        x = as_inputs(map_inputs(read, self.x))
-        return ClientStackedBatch(x, read(self.y), weight, key, share)
+        return as_inputs(map_inputs(read, self.x)), read(self.y)
+
+    def rows_of(self, part_ids: Tensor) -> Tensor:
+        """The rows of all samples of these parts, one part after another."""
+        parts = part_ids.to(self.device)
+        sizes = self._sizes[parts]
+        begin = self._offsets[parts] - (sizes.cumsum(0) - sizes)
+        place = begin.repeat_interleave(sizes) + torch.arange(int(sizes.sum()), device=self.device)
+        return self._index[place].to(self.storage)
 
 
 @dataclass(frozen=True)

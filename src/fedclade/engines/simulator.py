@@ -47,6 +47,7 @@ from fedclade.engines.reply_validation import (
     spec_of,
     too_large_to_add,
 )
+from fedclade.engines.shared_evaluation import evaluate_shared, is_worthwhile
 from fedclade.engines.worker_threads import ThreadPool, cores, keep_freed_memory
 from fedclade.errors import InvalidInputError, require, require_int
 from fedclade.programs.evaluation import evaluate_metrics, evaluate_outputs
@@ -413,6 +414,16 @@ class Simulator:
             batch = self._client_batch(dataset, distinct[places, 1], clients, rows)
             return batch, self._parts_of[clients]
 
+        def compute_shared(places: Tensor) -> Tree:
+            return evaluate_shared(
+                request.model,
+                per_example,
+                dataset,
+                distinct[places, 1],
+                assignment.models,
+                distinct[places, 0],
+            )
+
         def compute(loaded: tuple[ClientBatch, Tensor]) -> Tree:
             clients, train_parts = loaded
             params = clients.params
@@ -432,13 +443,12 @@ class Simulator:
                 )
                 all_values[places] = value.cpu()
 
-        self._run_chunks(
-            _by_size(dataset, distinct[:, 1]),
-            self._width(len(distinct), assignment, {}, program, dataset),
-            load,
-            compute,
-            collect,
-        )
+        order = _by_size(dataset, distinct[:, 1])
+        width = self._width(len(distinct), assignment, {}, program, dataset)
+        if not personal and not over_outputs and is_worthwhile(self.device, distinct[:, 0]):
+            self._run_chunks(order, width, lambda places: places, compute_shared, collect)
+        else:
+            self._run_chunks(order, width, load, compute, collect)
         result: Tree = {}
         for name in ("loss", *request.metrics):
             result[name] = torch.full((len(ids),), torch.nan, dtype=torch.float64)
