@@ -36,7 +36,10 @@ class Accumulator:
     def __init__(self, reduce: SegmentSum, all_segments: bool = True) -> None:
         self.reduce = reduce
         self._all_segments, self._segments = all_segments, torch.arange(reduce.num_segments)
-        self._weights: list[Tensor] = []  # (clients, all segments) for each chunk
+        # The first rows are (clients, all segments). A small tensor for each chunk, between the
+        # large ones that come and go, would fragment the memory: 2 GB with 100,000 signatures.
+        self._weights = torch.zeros(0, reduce.num_segments, dtype=torch.float64)
+        self._clients = 0
         self._rows: ExactSum | None = None  # the sums of packed rows
         self._empty: Tree = {}  # the summed outputs of 0 clients: their names and shapes
 
@@ -55,8 +58,23 @@ class Accumulator:
         return torch.where(self._is_shown(), weight, 0.0)
 
     def _matrix(self) -> Tensor:
-        none = torch.zeros(1, self.reduce.num_segments, dtype=torch.float64)
-        return torch.cat([none, *self._weights])
+        return self._weights[: self._clients]
+
+    def _reserve(self, clients: int) -> None:
+        """Allocate the rows of so many more clients."""
+        needed = self._clients + clients
+        if needed > len(self._weights):
+            grown = self._weights.new_zeros(
+                max(needed, 2 * len(self._weights)), self.reduce.num_segments
+            )
+            grown[: self._clients] = self._matrix()
+            self._weights = grown
+
+    def _count(self, matrix: Tensor) -> None:
+        """Add the rows for which `_reserve` was called."""
+        end = self._clients + len(matrix)
+        self._weights[self._clients : end] = matrix
+        self._clients = end
 
     def _is_shown(self) -> Tensor:
         """(segments,) whether the segment has enough clients."""
@@ -98,11 +116,12 @@ class Accumulator:
         matrix = contribution_matrix(self.reduce, places, reply)
         if not self._all_segments:
             self._segments = torch.nonzero(matrix.any(0)).flatten()
+        self._reserve(len(matrix))
         summed = {name: reply[name] for name in self.keys(reply)}
         if summed:
             terms = Terms.of(matrix[:, self._segments])
             self._rows_like(summed).add(_parts(summed), terms)
-        self._weights.append(matrix)
+        self._count(matrix)
 
     def merge(self, chunk: Accumulator) -> None:
         """Add the sums of other clients. If memory runs out, nothing has been added.
@@ -110,20 +129,22 @@ class Accumulator:
         Args:
             chunk: the sums of some of the segments.
         """
+        self._reserve(chunk._clients)
         if self._rows is None and len(chunk._segments) == len(self._segments):
             self._rows, self._empty = chunk._rows, chunk._empty
         elif chunk._rows is not None:
             self._rows_like(chunk._empty).merge(chunk._rows, chunk._segments)
-        self._weights += chunk._weights
+        self._count(chunk._matrix())
 
     def without_empty_segments(self) -> Accumulator:
         """The same sums without the segments that no client is in: less to send. Another process
         can merge them, and gets the same bytes for any division of the clients.
         """
         partial = copy.copy(self)
+        partial._weights = self._matrix().clone()
         if self._rows is None:
             return partial
-        used = torch.cat(self._weights).any(0)[self._segments]
+        used = self._matrix().any(0)[self._segments]
         if not used.all():
             partial._rows = self._rows.only(torch.nonzero(used).flatten())
             partial._segments = self._segments[used]
