@@ -61,7 +61,7 @@ class Accumulator:
         return self._weights[: self._clients]
 
     def _reserve(self, clients: int) -> None:
-        """Allocate the rows of so many more clients."""
+        """Allocate rows for this number of further clients."""
         needed = self._clients + clients
         if needed > len(self._weights):
             grown = self._weights.new_zeros(
