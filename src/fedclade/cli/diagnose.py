@@ -11,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from fedclade.cli.completion import methods as method_names
 from fedclade.cli.console import new_folder, out_console, print_out
 from fedclade.cli.options import (
     DataRootOption,
@@ -22,6 +23,7 @@ from fedclade.cli.options import (
     LrOption,
     OutOption,
     SetOption,
+    comma_separated,
     import_all,
     with_shortcuts,
 )
@@ -43,6 +45,13 @@ def diagnose(
     probe_rounds: Annotated[
         int, typer.Option(min=0, help="Most rounds of a method's pilot run; 0 for no pilot runs.")
     ] = 60,
+    also: Annotated[
+        str | None,
+        typer.Option(
+            help="Further methods for the pilot runs, comma-separated, such as ditto,fedrep.",
+            autocompletion=method_names,
+        ),
+    ] = None,
     device: DeviceOption = "auto",
     out: OutOption = None,
     as_json: JsonOption = False,
@@ -72,7 +81,7 @@ def diagnose(
         clients = chosen.clients(data_root, progress)
     run = chosen.to_run(clients, device)
     with diagnosing(out_console) as on_progress:
-        diagnosis = diagnose_run(run, probe_rounds, on_progress)
+        diagnosis = diagnose_run(run, probe_rounds, on_progress, comma_separated(also))
     folder.mkdir(parents=True, exist_ok=True)
     # The page of the diagnosis shows commands for this experiment.
     content = diagnosis.to_json() | {"experiment": str(experiment)}

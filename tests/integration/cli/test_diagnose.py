@@ -41,6 +41,16 @@ def test_the_command_prints_sentences_and_tables_and_writes_a_file(
     assert content["about"]["dataset"] == "digits"
 
 
+def test_further_methods_are_named_on_the_command_line(tmp_path: Path) -> None:
+    out = tmp_path / "diagnosis"
+    result = call(
+        "quickstart", *FAST, "--probe-rounds", "2", "--also", "ditto, fedper", "--out", str(out)
+    )
+    assert result.exit_code == 0
+    content = json.loads((out / "diagnosis.json").read_text())
+    assert [probe["method"] for probe in content["probes"]][-2:] == ["ditto", "fedper"]
+
+
 def test_json(tmp_path: Path) -> None:
     result = call(
         "quickstart", *FAST, "--probe-rounds", "0", "--json", "--out", str(tmp_path / "out")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import nn
@@ -35,6 +35,7 @@ from fedclade.analysis.diagnose.pilot_runs import (
     Probe,
     candidates,
     run_pilots,
+    with_clusters,
     without_test,
 )
 from fedclade.analysis.diagnose.recommendation import Advice, recommend
@@ -47,8 +48,10 @@ from fedclade.core.rng import fold_in
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import InvalidInputError, require, require_int
+from fedclade.methods.base import Method
 from fedclade.methods.fedavg import FedAvg
 from fedclade.models import MLP, ModelSpec
+from fedclade.registry import find
 from fedclade.training.config import AUTO, EngineConfig, LearningRate, LocalConfig, TrainingConfig
 from fedclade.training.runner import TrainingRun
 from fedclade.training.setup import metrics_for, module_for
@@ -187,6 +190,7 @@ def diagnose(
     momentum: float = 0.0,
     loss: LossName | ExampleLoss | None = None,
     probe_rounds: int = PROBE_ROUNDS,
+    also: Sequence[Method | str] = (),
     threads: int | None = None,
 ) -> Diagnosis:
     """Find how clients differ, which groups they form, and which method fits.
@@ -210,6 +214,10 @@ def diagnose(
         probe_rounds: the most rounds of each method's pilot run, which ends earlier if its score
             on held-out training data no longer rises; 0 for no pilot runs, and then no gain is
             estimated.
+        also: further methods for the pilot runs, such as ["ditto", fc.FedRep()]. By default FedAvg,
+            the personal layer, SCAFFOLD, Local and Clade, and where clients differ CladeGroups,
+            IFCA and CFL. Names of methods that need a number of groups get the number that was
+            found, or 5.
         threads: number of CPU threads; default: chosen automatically.
 
     Returns:
@@ -241,11 +249,14 @@ def diagnose(
         device,
         None if isinstance(loss, str) else loss,
     )
-    return diagnose_run(run, probe_rounds)
+    return diagnose_run(run, probe_rounds, also=also)
 
 
 def diagnose_run(
-    run: TrainingRun, probe_rounds: int, progress: PilotProgress | None = None
+    run: TrainingRun,
+    probe_rounds: int,
+    progress: PilotProgress | None = None,
+    also: Sequence[Method | str] = (),
 ) -> Diagnosis:
     """`diagnose` the clients of a run. Its method, rounds and cohort size do not matter.
 
@@ -253,8 +264,11 @@ def diagnose_run(
         run: the run.
         probe_rounds: the most rounds of each method's pilot run; 0 for no pilot runs.
         progress: called with the progress of the pilot runs.
+        also: further methods for the pilot runs, or their names.
     """
     _check(run.clients, probe_rounds)
+    require(not isinstance(also, str), "also", also, 'must be a list, such as ["ditto"]')
+    further = [_method(entry) for entry in also]
     assert run.clients is not None
     clients, seed = without_test(run.clients), run.settings.seed
     if run.local.lr == AUTO:
@@ -280,7 +294,16 @@ def diagnose_run(
     differ = any(
         kind not in ("iid", "quantity skew") for kind in _kinds(evidence, grouping, spread)
     )
-    methods = candidates(differ, _number(grouping), faint)
+    number = _number(grouping)
+    methods = candidates(
+        differ,
+        number,
+        faint,
+        [
+            method if isinstance(given, Method) else with_clusters(method, number)
+            for given, method in zip(also, further, strict=True)
+        ],
+    )
     pilots = run_pilots(methods, clients, run, probe_rounds, progress) if probe_rounds else Pilots()
     # Faint groups that the initial model does not show may be visible with a trained model.
     if grouping.group is None and faint and pilots.groups is not None:
@@ -339,6 +362,17 @@ def _individuals_are_sure(
         return 1.0
     power = 0.0 if spread is None or evidence.is_mixture else spread.power
     return (1 + power) / 2
+
+
+def _method(entry: Method | str) -> Method:
+    made = find("method", entry, "also")() if isinstance(entry, str) else entry
+    require(
+        isinstance(made, Method) and made.groups != "known",
+        "also",
+        entry,
+        "must be methods such as fc.Ditto(), or their names, without the true groups",
+    )
+    return cast(Method, made)
 
 
 def _number(grouping: Grouping) -> int | None:

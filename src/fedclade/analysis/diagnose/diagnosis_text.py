@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedclade.analysis.diagnose import members
 from fedclade.analysis.diagnose.hypothesis_tests import DRAWS
-from fedclade.analysis.diagnose.recommendation import CLEAR, CLUSTERED
+from fedclade.analysis.diagnose.recommendation import CLEAR, has_groups
 
 if TYPE_CHECKING:
     from fedclade.analysis.diagnose.api import Diagnosis
@@ -178,7 +178,7 @@ def _advice(diagnosis: Diagnosis) -> str:
     settings = "".join(f", {name} = {value}" for name, value in advice.settings.items())
     if advice.layer is not None:
         settings += f", with a personal layer (personal.layer = {advice.layer!r})"
-    text = f"Use {NAMES[advice.method]}{settings}: {advice.why}."
+    text = f"Use {NAMES.get(advice.method, advice.method)}{settings}: {advice.why}."
     if advice.gain is None or advice.gain_stderr is None:
         return text
     if (advice.method, advice.layer) != ("fedavg", None):
@@ -189,7 +189,7 @@ def _advice(diagnosis: Diagnosis) -> str:
         text += " It is simpler than the best, and not clearly worse."
     if advice.rivals:
         text += f" Not clearly worse: {'; '.join(advice.rivals)}."
-    tried = any(probe.method in CLUSTERED for probe in diagnosis.probes)
+    tried = any(has_groups(probe.method) for probe in diagnosis.probes)
     if tried and not advice.clustering_helps:
         text += " Groups with a model each were not clearly better in the pilot runs."
     return text

@@ -116,25 +116,36 @@ def without_test(clients: Clients) -> Clients:
     )
 
 
-def candidates(differ: bool, groups: int | None, faint: bool) -> list[Candidate]:
+def candidates(
+    differ: bool, groups: int | None, faint: bool, also: Sequence[Method] = ()
+) -> list[Candidate]:
     """The candidates, FedAvg first.
 
     Args:
         differ: whether labels or inputs differ between clients.
         groups: the number of groups; None if there are no groups.
         faint: whether inputs of one label differ, but not every clustering finds groups.
+        also: further methods. One of the same name replaces a method that is a candidate anyway.
     """
-    one_model = [Candidate(FedAvg()), Candidate(FedAvg(), "auto"), Candidate(SCAFFOLD())]
-    if not differ:
-        return [*one_model, Candidate(Local()), Candidate(Clade())]
-    several: list[Method] = [
-        Local(),
-        CladeGroups(recluster_every=5 if faint else 0),
-        Clade(),
-        IFCA(clusters=groups or DEFAULT_CLUSTERS),
-        CFL(),
+    methods: list[Method] = [SCAFFOLD(), Local(), Clade()]
+    if differ:
+        methods[2:2] = [CladeGroups(recluster_every=5 if faint else 0)]
+        methods += [IFCA(clusters=groups or DEFAULT_CLUSTERS), CFL()]
+    further = {method.name: method for method in also if method.name != FedAvg.name}
+    chosen = [further.pop(method.name, method) for method in methods]
+    return [
+        Candidate(FedAvg()),
+        Candidate(FedAvg(), "auto"),
+        *(Candidate(method) for method in (*chosen, *further.values())),
     ]
-    return [*one_model, *(Candidate(method) for method in several)]
+
+
+def with_clusters(method: Method, groups: int | None) -> Method:
+    """The method with this number of groups, or `DEFAULT_CLUSTERS`, if it needs a number."""
+    if method.groups == "given" and any(f.name == "clusters" for f in hyperparameters(method)):
+        changed: dict[str, Any] = {"clusters": groups or DEFAULT_CLUSTERS}
+        return replace(method, **changed)
+    return method
 
 
 def run_pilots(

@@ -8,11 +8,11 @@ from math import erf, sqrt
 from typing import Any
 
 from fedclade.analysis.diagnose.pilot_runs import Probe
+from fedclade.methods import METHODS
 from fedclade.methods.base import LayerName
 
-# The simplest first: the least work for clients, and the fewest settings.
+# The simplest first: the least work for clients, and the fewest settings. Others come last.
 ORDER = ("fedavg", "local", "scaffold", "clade_groups", "clade", "cfl", "ifca")
-CLUSTERED = ("clade", "clade_groups", "ifca", "cfl")
 NEGLIGIBLE = 0.5  # standard errors behind the best, within which the simplest method is chosen
 IF_ALIKE = 2.0  # the same, if clients do not differ
 CLEAR = 2.0  # standard errors of a gain that counts as shown
@@ -73,7 +73,7 @@ def recommend(differ: bool, groups: int | None, faint: bool, probes: Sequence[Pr
         chosen.settings,
         chosen.gain,
         chosen.gain_stderr,
-        chosen.method in CLUSTERED and chosen.clusters > 1 and is_clear,
+        has_groups(chosen.method) and chosen.clusters > 1 and is_clear,
         _why(chosen, is_clear, differ),
         chosen.layer,
         _sure(chosen, others),
@@ -86,8 +86,14 @@ def label(method: str, layer: LayerName | None) -> str:
     return method if layer is None else f"{method}, personal.layer = {layer}"
 
 
+def has_groups(method: str) -> bool:
+    """Whether the method trains a model for each group; False if it is not registered."""
+    return method in METHODS and METHODS[method].groups in ("given", "found")
+
+
 def _complexity(probe: Probe) -> tuple[int, bool]:
-    return ORDER.index(probe.method), probe.layer is not None
+    place = ORDER.index(probe.method) if probe.method in ORDER else len(ORDER)
+    return place, probe.layer is not None
 
 
 def _sure(chosen: Probe, others: Sequence[Probe]) -> float | None:

@@ -16,11 +16,13 @@ from fedclade.analysis.diagnose import Diagnosis, diagnose
 from fedclade.analysis.diagnose.diagnosis_text import NO_CLASSES
 from fedclade.analysis.diagnose.pilot_runs import (
     Candidate,
+    Probe,
     held_out,
     run_pilots,
     until_flat,
     without_test,
 )
+from fedclade.analysis.diagnose.recommendation import recommend
 from fedclade.core.federation import Federation
 from fedclade.core.method_state import State
 from fedclade.core.pytree import Tree
@@ -135,6 +137,37 @@ def test_the_recommendation_comes_from_pilot_runs(diagnosis: Diagnosis) -> None:
     assert text.startswith("Concept shift: ")
     assert "2 groups of 5, 5 clients" in text
     assert "Expected gain over FedAvg: " in text
+
+
+def test_further_methods_join_the_pilot_runs(swapped: Clients, diagnosis: Diagnosis) -> None:
+    further = diagnose(
+        swapped,
+        fc.models.MLP(16),
+        seed=3,
+        device="cpu",
+        probe_rounds=4,
+        also=["fedsem", fc.FedRep(), fc.IFCA(clusters=3)],
+    )
+    usual, settings = [probe.method for probe in diagnosis.probes], dict[str, object]()
+    for probe in further.probes:
+        settings[probe.method] = probe.settings
+    assert [probe.method for probe in further.probes] == [*usual, "fedsem", "fedrep"]
+    assert settings["fedsem"] == {"clusters": 2}  # the number of groups that was found
+    assert settings["ifca"] == {"clusters": 3}  # instead of the usual one
+    assert Diagnosis.from_json(further.to_json()) == further
+
+
+def test_a_further_method_may_be_recommended() -> None:
+    """Ditto is better than all others here, by the scores of three invented pilot runs."""
+    probes = [
+        Probe("fedavg", {}, 1, 50.0, 0.0, 0.0, 30.0, 1.0, seeds=2),
+        Probe("local", {}, 10, 70.0, 20.0, 1.0, 10.0, 1.0, seeds=2),
+        Probe("ditto", {}, 1, 80.0, 30.0, 1.0, 0.0, 0.0, seeds=2),
+        Probe("mine", {}, 4, 80.0, 30.0, 1.0, 0.0, 0.0, seeds=2),
+    ]
+    advice = recommend(True, None, False, probes)
+    assert advice.method == "ditto"
+    assert not advice.clustering_helps
 
 
 def test_it_says_when_noise_hides_the_groups() -> None:
@@ -305,6 +338,9 @@ ONE = (np.zeros((4, 3), np.float32), np.array([0, 1, 0, 1]))
         (from_arrays([ONE, ONE]), {"probe_rounds": -1}, "probe_rounds", "-1"),
         (from_arrays([ONE, ONE]), {"seed": -1}, "seed", "-1"),
         (from_arrays([ONE, ONE]), {"lr": 0}, "local.lr", "local.lr = 0"),
+        (from_arrays([ONE, ONE]), {"also": ["dito"]}, "also", "ditto"),
+        (from_arrays([ONE, ONE]), {"also": "ditto"}, "also", "list"),
+        (from_arrays([ONE, ONE]), {"also": [fc.Oracle()]}, "also", "true groups"),
     ],
 )
 def test_invalid_arguments(
