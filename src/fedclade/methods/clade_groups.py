@@ -139,8 +139,7 @@ class CladeGroups(DPSignatureMethod[CladeGroupsState]):
                 replies, scatter, fed.sizes, self._e, self.variance
             ), replies
         unknown = torch.zeros(len(everyone), self._e, dtype=torch.float64)
-        whitener = torch.eye(self._e, dtype=torch.float64)
-        return {"signature": unknown, "whitener": whitener}, replies
+        return {"signature": unknown, "whitener": torch.eye(self._e).double()}, replies
 
     def _groups(
         self, fed: Federation, rows: ModelAssignment, replies: ClientResults, key: int
@@ -158,8 +157,9 @@ class CladeGroups(DPSignatureMethod[CladeGroupsState]):
             if labels.any():
                 # Private scatter is corrected with that of all groups.
                 asked = torch.from_numpy(np.isin(labels, candidates) | bool(self.noise))
-                group = torch.from_numpy(labels)[asked]
-                level = self._signatures(fed, rows[asked], replies.ids[asked], key, group)
+                level = self._signatures(
+                    fed, rows[asked], replies.ids[asked], key, torch.from_numpy(labels)[asked]
+                )
             scatter = scatter_with_noise(self._scatter(level), size, self.variance, labels)
             labels, candidates = split_groups(
                 means,
