@@ -423,8 +423,8 @@ From [the reproduction](reproduction.md), which has settings and standard deviat
   (FedNova and SCAFFOLD on MNIST with Dirichlet(0.1):
   [the baselines](methods/baselines.md#comparison);
   FLIS on two tables after a local fine-tune: [the reproduction](reproduction.md).)
-- Clade on most of the papers' data; measured: CFL's Figure 8, FLIS's Table 1 on CIFAR-10 at 20 % and
-  FLT's Table 4 with the MLP ([the reproduction](reproduction.md)).
+- Clade on most of the papers' data; measured: CFL's Figure 8, FLIS's Table 1 on CIFAR-10 at 20 %
+  and FLT's Table 4 with the MLP ([the reproduction](reproduction.md)).
 - Accuracy with more than 2,400 clients. Texts with methods other than FedAvg, CFL and Clade
   ([AG News](reproduction/cfl.md)).
 - All accuracies here were measured in the simulator. On Flower the models agree within 1e-5
