@@ -15,10 +15,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from fedclade.data import DATASETS, PARTITIONS
-from fedclade.errors import FedcladeError, InvalidInputError, nearest
+from fedclade.errors import FedcladeError, InvalidInputError, nearest, require
 from fedclade.methods import METHODS, Method
 from fedclade.models import MODELS
 
@@ -100,6 +100,18 @@ def find(kind: Kind, name: str, field: str) -> Any:
             f"{field} = '{name}': no such {kind}.{nearest(name, REGISTRY[kind])}", field
         )
     return REGISTRY[kind][name]
+
+
+def as_method(entry: Method | str, field: str) -> Method:
+    """The method, or the one with this name and its default settings; `field` is the argument."""
+    made = find("method", entry, field)() if isinstance(entry, str) else entry
+    require(
+        isinstance(made, Method),
+        field,
+        entry,
+        "must be methods such as fc.FedAvg(), or their names",
+    )
+    return cast(Method, made)
 
 
 def import_file(path: str, option: str = "--import") -> ModuleType:

@@ -21,7 +21,7 @@ from fedclade.io.file_names import safe_file_name
 from fedclade.io.run_dir import RunDirectory
 from fedclade.methods.base import Method
 from fedclade.models import ModelSpec
-from fedclade.registry import find
+from fedclade.registry import as_method
 from fedclade.training.config import TrainingConfig
 from fedclade.training.progress_display import user_display
 from fedclade.training.result import Result
@@ -221,13 +221,7 @@ def _named(methods: Sequence[Method | str] | Mapping[str, Method]) -> dict[str, 
         return dict(methods)
     named: dict[str, Method] = {}
     for method in methods:
-        made = find("method", method, "methods")() if isinstance(method, str) else method
-        require(
-            isinstance(made, Method),
-            "methods",
-            method,
-            "must be methods such as fc.FedAvg(), or their names",
-        )
+        made = as_method(method, "methods")
         if made.name in named:
             raise InvalidInputError(
                 f"methods: {made.name} is there twice. Give titles, {{'title': fc.FedAvg(), …}}.",

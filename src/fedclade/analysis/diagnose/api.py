@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -51,7 +51,7 @@ from fedclade.errors import InvalidInputError, require, require_int
 from fedclade.methods.base import Method
 from fedclade.methods.fedavg import FedAvg
 from fedclade.models import MLP, ModelSpec
-from fedclade.registry import find
+from fedclade.registry import as_method
 from fedclade.training.config import AUTO, EngineConfig, LearningRate, LocalConfig, TrainingConfig
 from fedclade.training.runner import TrainingRun
 from fedclade.training.setup import metrics_for, module_for
@@ -365,14 +365,9 @@ def _individuals_are_sure(
 
 
 def _method(entry: Method | str) -> Method:
-    made = find("method", entry, "also")() if isinstance(entry, str) else entry
-    require(
-        isinstance(made, Method) and made.groups != "known",
-        "also",
-        entry,
-        "must be methods such as fc.Ditto(), or their names, without the true groups",
-    )
-    return cast(Method, made)
+    made = as_method(entry, "also")
+    require(made.groups != "known", "also", entry, "must not be a method with the true groups")
+    return made
 
 
 def _number(grouping: Grouping) -> int | None:
