@@ -1,10 +1,10 @@
 """Gradients of any model for a stack of clients, without storing the gradient of a large weight.
 
 The gradient of a linear layer's weight is a product of its inputs and the error of its outputs.
-Autograd would store it, as large as the weights of all clients, then scale and add it. Here a zero
-tensor, the tap, is added to the layer's outputs: its gradient is the error, and a single product
-adds the weight's gradient to its target. Small convolutions on CUDA work the same way with im2col
-inputs (im2col.py); large ones run client by client (per_client_convolution.py).
+Autograd would store it, as large as the weights of all clients, then scale and add it. Here a
+tensor of zeros, the tap, is attached to the layer's outputs: its gradient is the error, and a
+single product adds the weight's gradient to its target. Small convolutions on CUDA work the same
+way with im2col inputs (im2col.py); large ones run client by client (per_client_convolution.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedclade.core.inputs import Inputs, select, tensors_of
-from fedclade.core.kernels.im2col import Convolution, in_columns
+from fedclade.core.kernels.im2col import Convolution, in_columns, weight_gradient
 from fedclade.core.kernels.mlp import add_product, add_sum, plus
 from fedclade.core.kernels.per_client_convolution import (
     PerClientConvolution,
@@ -35,6 +35,24 @@ if TYPE_CHECKING:
 
 
 _Kind: TypeAlias = tuple[torch.Size, torch.dtype]
+
+
+class _Attach(torch.autograd.Function):
+    """outputs + tap, for a tap of zeros: the gradient of the tap is that of the outputs."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(outputs: Tensor, tap: Tensor) -> Tensor:
+        return outputs.view_as(outputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, error: Tensor) -> tuple[Tensor, Tensor]:
+        return error, error
 
 
 class _Passing:
@@ -52,7 +70,8 @@ class _Passing:
         if layer not in self.taps:
             return outputs
         self.inputs[layer] = inputs
-        return outputs + self.taps[layer]
+        attached: Tensor = _Attach.apply(outputs, self.taps[layer])  # type: ignore[no-untyped-call]
+        return attached
 
 
 _passing: ContextVar[_Passing | None] = ContextVar("passing", default=None)
@@ -93,8 +112,10 @@ class _Conv2d(nn.Conv2d):
             outputs: Tensor = PerClientConvolution.apply(x, weight, settings_of(self))  # type: ignore[no-untyped-call]
             return outputs if bias is None else outputs + bias[:, None, None]
         assert not isinstance(self.padding, str)
-        weight = weight.permute(0, 2, 3, 1)
-        outputs, columns = Convolution.apply(x.movedim(1, -1), weight, *self.padding)  # type: ignore[no-untyped-call]
+        x, weight = x.movedim(1, -1), weight.permute(0, 2, 3, 1)
+        if more := _missing_channels(x):
+            x, weight = F.pad(x, (0, more)), F.pad(weight, (0, more))
+        outputs, columns = Convolution.apply(x, weight, *self.padding)  # type: ignore[no-untyped-call]
         outputs = outputs if bias is None else outputs + bias
         return passing.through(self.path, columns, outputs).movedim(-1, 1)
 
@@ -132,8 +153,15 @@ def _add_gradient(base: Tensor, error: Tensor, rows: Tensor, overwrite: bool) ->
     if base.ndim == 3:
         return add_product(base, error, rows, overwrite)
     clients, out, channels, *kernel = base.shape
-    gradient = (error.mT @ rows).view(clients, out, *kernel, channels).movedim(-1, 2)
-    return plus(base, gradient, overwrite)
+    gradient = weight_gradient(error, rows).view(clients, out, *kernel, -1)[..., :channels]
+    return plus(base, gradient.movedim(-1, 2), overwrite)
+
+
+def _missing_channels(x: Tensor) -> int:
+    """How many zero channels make the columns of x (…, channels) fit tensor cores, which take four
+    float32 at once. One or two channels would need too many.
+    """
+    return -x.shape[-1] % 4 if x.shape[-1] > 2 else 0
 
 
 def _is_plain(layer: nn.Conv2d) -> bool:
@@ -170,7 +198,7 @@ class Tapped:
         """
         clients = len(share)
         taps = {
-            layer: share.new_zeros(clients, *shape, dtype=dtype).requires_grad_()
+            layer: share.new_zeros((), dtype=dtype).expand(clients, *shape).requires_grad_()
             for layer, (shape, dtype) in self._kinds(params, batch).items()
         }
         by_product = {f"{layer}.{kind}" for layer in taps for kind in ("weight", "bias")}

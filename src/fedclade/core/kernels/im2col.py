@@ -18,9 +18,11 @@ from torch import Tensor
 
 from fedclade.core.kernels.client_axis import with_client_axis
 
-_WIDE = (
-    torch.complex128
-)  # 16 bytes: columns are copied four float32 at a time, which takes less than half the time
+# 16 bytes: columns are copied four float32 at a time, which takes less than half the time.
+_WIDE = torch.complex128
+# A product computes a block of its result at a time. With fewer blocks than _BLOCKS a GPU is not
+# busy; parts of fewer places than _PLACES are not worth it.
+_BLOCK, _BLOCKS, _PLACES = 64, 512, 256
 
 
 def in_columns(x: Tensor) -> bool:
@@ -81,6 +83,26 @@ class _Stacked(torch.autograd.Function):
         )
 
 
+def weight_gradient(error: Tensor, columns: Tensor) -> Tensor:
+    """errorᵀ columns (K, out, h · w · channels), for error (K, N, out) and columns (K, N, …).
+
+    The result is small and N is large, so that few blocks of the result would each sum over all N
+    places. They sum over parts of them at once. With the LEAF CNN's first layer on an H200 this
+    takes a sixth of the time.
+    """
+    clients, places, out = error.shape
+    width = columns.shape[-1]
+    blocks = clients * -(-out // _BLOCK) * -(-width // _BLOCK)
+    parts = 1
+    while places % (2 * parts) == 0 and blocks * parts < _BLOCKS and places // parts > _PLACES:
+        parts *= 2
+    if parts == 1:
+        return error.mT @ columns
+    split = (clients * parts, places // parts)
+    products = error.reshape(*split, out).mT @ columns.reshape(*split, width)
+    return products.view(clients, parts, out, width).sum(1)
+
+
 def _stacked(x: Tensor, weight: Tensor, top: int, left: int) -> tuple[Tensor, Tensor]:
     clients, size = x.shape[:2]
     h, w = weight.shape[2:4]
@@ -93,7 +115,7 @@ def _stacked(x: Tensor, weight: Tensor, top: int, left: int) -> tuple[Tensor, Te
 
 def _columns(x: Tensor, h: int, w: int, top: int, left: int) -> Tensor:
     """(N, height, width, h · w · channels) of x (N, …, channels)."""
-    padded = F.pad(x, (0, 0, left, left, top, top)).contiguous()
+    padded = (F.pad(x, (0, 0, left, left, top, top)) if top or left else x).contiguous()
     wide = padded.shape[-1] * padded.element_size() % _WIDE.itemsize == 0
     patches = (padded.view(_WIDE) if wide else padded).unfold(1, h, 1).unfold(2, w, 1)
     columns = patches.permute(0, 1, 2, 4, 5, 3).flatten(3)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedclade.core.kernels.im2col import Convolution, in_columns
+from fedclade.core.kernels.im2col import Convolution, in_columns, weight_gradient
 
 CLIENTS, BATCH, SIDE, OUT = 3, 2, 6, 5
 
@@ -90,6 +90,17 @@ def test_one_weight_for_all_clients() -> None:
         torch.testing.assert_close(
             outputs, expected(x[client], weight[0], 1, 1), rtol=1e-5, atol=1e-5
         )
+
+
+@pytest.mark.parametrize("places", [1, 255, 1_000, 4_096, 4_099, 12_288])
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_gradient_of_a_weight_is_a_product_over_all_places(places: int, wide: bool) -> None:
+    draw = torch.Generator().manual_seed(2)
+    out, width = (1_600, 320) if wide else (OUT, 27)  # one client's blocks, or too few
+    error = torch.randn(2, places, out, generator=draw, dtype=torch.float64)
+    columns = torch.randn(2, places, width, generator=draw, dtype=torch.float64)
+    found = weight_gradient(error, columns)
+    torch.testing.assert_close(found, error.mT @ columns)
 
 
 def test_columns_are_for_cuda() -> None:
