@@ -189,7 +189,7 @@ def private_signature(
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         count, e = carry["count"], len(carry["sum"])
-        row, column = torch.triu_indices(e, e)
+        row, column = torch.triu_indices(e, e, device=carry["sum"].device)
         error = noise * noise_for(
             carry["trace"], secret, like=torch.cat([carry["sum"], carry["moment"][row, column]])
         )
