@@ -105,11 +105,13 @@ class RayWorkers:
 
     def _start(self, workers: range | list[int]) -> None:
         plan = encode(self._plan)
-        building = {}
+        starting, building = [], {}
         for worker in workers:
-            self.actors[worker] = self._new_actor()
-            building[worker] = self.actors[worker].build.remote(plan, worker)
-        self._wait_for_processes(list(building))
+            actor: Any = self._new_actor()
+            self.actors[worker] = actor
+            starting.append(actor.process_id.remote())
+            building[worker] = actor.build.remote(plan, worker)
+        self._wait_for_processes(starting)
         for worker, reference in building.items():
             answer = _answer(reference)
             if isinstance(answer, WorkerDiedError):
@@ -121,14 +123,16 @@ class RayWorkers:
             if answer.error is not None:
                 raise answer.error
 
-    def _wait_for_processes(self, workers: list[int]) -> None:
-        """Wait until Ray has started the actors' processes."""
+    def _wait_for_processes(self, starting: list[Any]) -> None:
+        """Wait until Ray has started the actors' processes. The time that they then take to read
+        their data has no limit.
+        """
         try:
-            ray.get([self.actors[worker].process_id.remote() for worker in workers], timeout=_WAIT)
+            ray.get(starting, timeout=_WAIT)
         except GetTimeoutError as error:
             resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
             raise FedcladeError(
-                f"engine.shards = {self.count}: Ray did not start {len(workers)} workers within"
+                f"engine.shards = {self.count}: Ray did not start {len(starting)} workers within"
                 f" {_WAIT:g} s. The cluster has {resources.get('CPU', 0):g} CPUs and"
                 f" {resources.get('GPU', 0):g} GPUs; each worker needs one of them. Use fewer"
                 " shards, or add machines.",
@@ -153,6 +157,8 @@ def _is_local() -> bool:
 def _start_ray(shards: int) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray's 15 leaves its workers hardly any time on cores that other processes use.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     if _is_local():  # a running cluster has its own size
         options |= {"num_cpus": max(shards, cores()), "include_dashboard": False}
