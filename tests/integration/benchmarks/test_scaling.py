@@ -93,6 +93,12 @@ def test_many_clients_has_a_run_for_each_method_and_number(tmp_path: Path) -> No
         assert are_finite(row, "seconds a round", "processor seconds a round", "peak GB")
         assert 0 <= row["accuracy"] <= 100
     assert "fedavg: peak memory with 100 clients, GB" in results["claims"]
+    of_clade = [row for row in results["runs"] if row["method"] == "clade"]
+    for row in of_clade:
+        before = row["processor seconds before the second round"]
+        assert 0 < row["processor seconds of the server's clustering"] < before
+    clustering = "clade: processor seconds of the server's clustering with 100 clients"
+    assert results["claims"][clustering]["holds"]
 
 
 @pytest.mark.slow
@@ -103,3 +109,19 @@ def test_sharded_overhead_has_a_row_for_each_engine(tmp_path: Path) -> None:
     for row in results["engines"][:2]:
         assert are_finite(row, "ms a round", "overhead ms", "relative to the simulator")
         assert 0 < row["overhead ms"] < row["ms a round"]
+
+
+@pytest.mark.slow
+def test_sharded_throughput_compares_with_independent_processes(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedclade[ray]'")
+    results = written_by("sharded_throughput.py", tmp_path)
+    engines = results["engines"]
+    assert list(engines) == ["independent", "gloo", "ray"]
+    assert engines["independent"]["relative to independent"] == 1
+    for row in engines.values():
+        assert are_finite(row, "clients a second", "processor seconds a round")
+        assert row["clients a second"] > 0
+    assert all(
+        claim["holds"] == (claim["value"] >= claim["at least"])
+        for claim in results["claims"].values()
+    )
