@@ -24,7 +24,7 @@ help:
 	@echo "make docs      the documentation as a site, in site/"
 	@echo "make pages     regenerate the pages of docs/ that come from the code and from results/"
 	@echo "make notebooks execute the notebooks and save them with their outputs"
-	@echo "make bench     seconds per round of fedclade, fedjax, pfl and Flower (environments in .bench/, 3 GB)"
+	@echo "make bench     seconds per round of fedclade, fedjax, pfl and Flower (environments in .bench/, 3 GB; needs: fedclade data get cifar10)"
 	@echo "make lint      ruff, mypy, import rules"
 	@echo "make lock      write locked.txt and locked-dev.txt after a change of pyproject.toml (ARGS=--upgrade: newest versions)"
 	@echo "make clean     remove .venv, caches and runs/"
@@ -84,6 +84,7 @@ notebooks: $(TOOLS)
 
 bench: $(READY)
 	@$(BIN)/python benchmarks/framework_comparison.py $(ARGS)
+	@$(BIN)/python benchmarks/pfl_cifar10.py --peers flower --warm-up 2 --rounds 20 --peer-rounds 20 --turns 3 --out results/speed/pfl_cifar10_cpu.json
 
 clean:
 	rm -rf $(VENV) .bench runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage site

@@ -33,9 +33,9 @@ def weights_of(module: nn.Module) -> dict[str, np.ndarray]:
     }
 
 
-def train(module: nn.Module, x: Tensor, y: Tensor) -> None:
+def train(module: nn.Module, x: Tensor, y: Tensor, learning_rate: float = LEARNING_RATE) -> None:
     """One epoch of a client, in plain PyTorch."""
-    optimiser = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE)
+    optimiser = torch.optim.SGD(module.parameters(), lr=learning_rate)
     order = torch.randperm(len(y))
     for batch_x, batch_y in zip(x[order].split(BATCH), y[order].split(BATCH), strict=True):
         optimiser.zero_grad()
