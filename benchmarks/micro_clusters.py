@@ -9,7 +9,8 @@ to large, and ten groups. `strength` is the mean size times the squared distance
 With 10,000 clients the constants are those of the package; with fewer, they are in proportion, but
 a block has at least 25 clients. The rows with "passes": 3 divide the constants by 10, so 10,000
 clients go through three passes, as 100,000 clients do. `differ` counts the runs in which only one
-of the two algorithms found groups. Rows of other numbers of clients stay in the file.
+of the two algorithms found groups. Rows of other numbers of clients, and other parts, stay in the
+file.
 """
 
 from __future__ import annotations
@@ -163,7 +164,6 @@ def main() -> None:
     earlier = read_results(args.out) if args.out and args.out.exists() else {}
     about = {"about": environment_info("cpu")}
     rows = [row for row in earlier.get("points", []) if row["clients"] not in args.clients]
-    tops = earlier.get("noise tops", [])
     if args.tops:
         tops = [row for n in args.clients for e in (4, 32, 128) for row in noise_tops(n, e)]
         print(*tops, sep="\n")
@@ -182,7 +182,7 @@ def main() -> None:
                     rows.append(row)
                     print(row, flush=True)
                 if args.out:
-                    write_results(args.out, {**about, "points": rows, "noise tops": tops})
+                    write_results(args.out, {**earlier, **about, "points": rows})
 
 
 if __name__ == "__main__":
