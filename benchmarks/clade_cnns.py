@@ -26,7 +26,7 @@ from clade import SERVER
 import fedclade as fc
 from fedclade.data import Clients, Dataset
 from fedclade.data.partitioning.base import Scheme
-from fedclade.engines.simulator import pick_device
+from fedclade.engines.device import pick_device
 from fedclade.io.compact_json import read_results, write_results
 from fedclade.io.environment_info import environment_info
 from fedclade.methods import METHODS

@@ -35,7 +35,7 @@ import fedclade as fc
 from fedclade.clustering.flt import Distance, Manifold, cluster_signatures
 from fedclade.core.inputs import one_tensor
 from fedclade.core.rng import fold_in
-from fedclade.engines.simulator import pick_device
+from fedclade.engines.device import pick_device
 from fedclade.io.compact_json import write_results
 from fedclade.io.environment_info import environment_info
 from fedclade.methods.flt import FLT, FLTState

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 import fedclade as fc
-from fedclade.engines.simulator import pick_device
+from fedclade.engines.device import pick_device
 from fedclade.io.compact_json import read_results, write_results
 from fedclade.io.environment_info import environment_info
 

@@ -120,7 +120,7 @@ def _outcome(
     table: TableSpec, options: Options, folder: Path, done_only: bool, jobs: int, quiet: bool
 ) -> Outcome:
     """Execute the missing runs of a table in this folder, or none of them with --so-far."""
-    from fedclade.engines.simulator import pick_device
+    from fedclade.engines.device import pick_device
     from fedclade.reproduce.compare_to_paper import outcome
     from fedclade.reproduce.execute import execute, plan, so_far
 

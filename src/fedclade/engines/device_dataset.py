@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,8 +17,12 @@ from fedclade.core.batching import Batches, make_plan
 from fedclade.core.functional_model import ClientStackedBatch, share_of
 from fedclade.core.inputs import Inputs, as_inputs, map_inputs, tensors_of
 from fedclade.core.rng import client_keys
-from fedclade.data.federated_dataset import RaggedIndex
+from fedclade.data.federated_dataset import Clients, RaggedIndex
 from fedclade.engines.profiler import Profiler
+
+# On CUDA the samples stay on the host if they need more than this share of the free memory.
+_CUDA_DATA_SHARE = 0.5
+_log = logging.getLogger("fedclade")
 
 
 class Steps(NamedTuple):
@@ -201,3 +206,60 @@ def active_counts(counts: list[int]) -> Iterator[int]:
         while counts[active - 1] <= step:
             active -= 1
         yield active
+
+
+class Longest(NamedTuple):
+    """The number of samples of the largest part of each split in a federation."""
+
+    train: int
+    test: int
+    validation: int
+
+    @classmethod
+    def of(cls, clients: Clients) -> Longest:
+        sizes = (clients.train.sizes, clients.test.sizes, clients.validation_sizes)
+        return cls(
+            *(1 if size is None or not len(size) else max(1, int(size.max())) for size in sizes)
+        )
+
+
+def datasets_of(
+    clients: Clients, device: torch.device, clock: Profiler, longest: Longest | None = None
+) -> tuple[DeviceDataset, DeviceDataset, DeviceDataset | None]:
+    """The training, test and validation data. Pools that are shared are stored once."""
+    longest = longest or Longest.of(clients)
+    shared = clients.x_test is clients.x
+    pools = (clients.x,) if shared else (clients.x, clients.x_test)
+    size = sum(value.nbytes for pool in pools for value in tensors_of(pool))
+    storage = _storage(size, device)
+    later = clients.later
+    parts = _joined(clients.train, None if later is None else later.train)
+    train = DeviceDataset(clients.x, clients.y, parts, device, clock, storage, longest.train)
+    x_test, y_test = (train.x, train.y) if shared else (clients.x_test, clients.y_test)
+    test = DeviceDataset(x_test, y_test, clients.test, device, clock, storage, longest.test)
+    if clients.validation is None:
+        return train, test, None
+    parts = _joined(clients.validation, None if later is None else later.validation)
+    return (
+        train,
+        test,
+        DeviceDataset(train.x, train.y, parts, device, clock, storage, longest.validation),
+    )
+
+
+def _joined(parts: RaggedIndex, later: RaggedIndex | None) -> RaggedIndex:
+    """The parts of all clients, followed by their later ones."""
+    if later is None:
+        return parts
+    offsets = torch.cat([parts.offsets, later.offsets[1:] + len(parts.index)])
+    return RaggedIndex(torch.cat([parts.index, later.index]), offsets)
+
+
+def _storage(size: int, device: torch.device) -> torch.device:
+    """Where samples of `size` bytes are stored: on the device, or on the host if they do not fit.
+    Results are the same.
+    """
+    if device.type != "cuda" or size <= _CUDA_DATA_SHARE * torch.cuda.mem_get_info(device)[0]:
+        return device
+    _log.info("The samples (%s bytes) stay on the host: they do not fit on %s.", size, device)
+    return torch.device("cpu")

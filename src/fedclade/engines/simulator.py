@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -24,17 +21,17 @@ from fedclade.core.federation import (
     SegmentSum,
     ServerUpdate,
 )
-from fedclade.core.inputs import tensors_of
 from fedclade.core.output_metric import OutputMetric
 from fedclade.core.program import AnyProgram, ChainedProgram
 from fedclade.core.pytree import Tree, concatenate, nbytes, stack, tree_index
 from fedclade.data.client_metadata import ClientMetadata
-from fedclade.data.federated_dataset import Clients, RaggedIndex
+from fedclade.data.federated_dataset import Clients
 from fedclade.engines.accumulator import Accumulator, check_sum, ordered_results
 from fedclade.engines.base import Delivery, EvalRequest, Split, Traffic
 from fedclade.engines.chunk_execution import ClientBatch, CompiledSteps, run_program
 from fedclade.engines.client_state import ClientStateStore
-from fedclade.engines.device_dataset import DeviceDataset
+from fedclade.engines.device import Precision, check_precision, pick_device, torch_settings
+from fedclade.engines.device_dataset import DeviceDataset, Longest, datasets_of
 from fedclade.engines.oom import OomRetry
 from fedclade.engines.profiler import Profiler
 from fedclade.engines.reply_validation import (
@@ -49,15 +46,13 @@ from fedclade.engines.reply_validation import (
 )
 from fedclade.engines.shared_evaluation import evaluate_shared, is_worthwhile
 from fedclade.engines.worker_threads import ThreadPool, cores, keep_freed_memory
-from fedclade.errors import InvalidInputError, require, require_int
+from fedclade.errors import InvalidInputError, require_int
 from fedclade.programs.evaluation import evaluate_metrics, evaluate_outputs
 
-Precision: TypeAlias = Literal["tf32", "float32", "bf16"]
 Faults: TypeAlias = Callable[[int, int, Tree], Tree | None]
 """(key, client, reply) -> the reply that arrives, or None if none arrives. For experiments with
 absent and malicious clients.
 """
-_log = logging.getLogger("fedclade")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -69,8 +64,6 @@ _CUDA_CHUNK_SHARE = 0.1
 # The same for the inputs of a batch of all clients of a chunk: activations need several times that.
 _CPU_BATCH_BYTES = 64 * 2**20
 _CUDA_BATCH_SHARE = 0.02
-# On CUDA the samples stay on the host if they need more than this share of the free memory.
-_CUDA_DATA_SHARE = 0.5
 # With fewer clients the sums of a chunk are larger than its replies.
 _CLIENTS_IN_A_CHUNK_SUM = 4
 
@@ -135,21 +128,6 @@ class _ChunkResult(NamedTuple):
     chunk_sum: Accumulator | None
 
 
-class Longest(NamedTuple):
-    """The number of samples of the largest part of each split in a federation."""
-
-    train: int
-    test: int
-    validation: int
-
-    @classmethod
-    def of(cls, clients: Clients) -> Longest:
-        sizes = (clients.train.sizes, clients.test.sizes, clients.validation_sizes)
-        return cls(
-            *(1 if size is None or not len(size) else max(1, int(size.max())) for size in sizes)
-        )
-
-
 class Simulator:
     """A federation whose clients are all in this process. It runs many clients in one step.
 
@@ -212,7 +190,7 @@ class Simulator:
         self._clients = clients
         self.names = torch.arange(len(clients))
         self.clock = Profiler(self.device, profile)
-        self._train, self._test, self._validation = _datasets(
+        self._train, self._test, self._validation = datasets_of(
             clients, self.device, self.clock, longest
         )
         self._state_folder = state_folder
@@ -548,7 +526,7 @@ class Simulator:
                 del result  # the next chunk needs the memory
                 yield
 
-        with self._torch_settings():
+        with torch_settings(self.device, self.precision):
             for _ in self._oom_retry.run_chunks(run, order, width):
                 pass
 
@@ -737,28 +715,6 @@ class Simulator:
         on_device = {name: value.to(self.device) for name, value in assignment.models.items()}
         return ModelAssignment(on_device, model_ids, assignment.local_params)
 
-    @contextmanager
-    def _torch_settings(self) -> Iterator[None]:
-        """Set torch's threads and precision for a call; restore the caller's settings after it."""
-        threads, precision, cudnn = (
-            torch.get_num_threads(),
-            torch.get_float32_matmul_precision(),
-            torch.backends.cudnn,
-        )
-        before = (cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark)
-        torch.set_num_threads(1)
-        if self.device.type == "cuda":
-            fast = self.precision != "float32"
-            torch.set_float32_matmul_precision("high" if fast else "highest")
-            # Kernels must not be chosen by timing: two runs could differ.
-            cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = fast, True, False
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
-            torch.set_float32_matmul_precision(precision)
-            cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
-
 
 def checked_ids(ids: Tensor, clients: int) -> Tensor:
     """The clients of a call, on the CPU; an error if one does not exist or occurs twice.
@@ -783,97 +739,6 @@ def checked_ids(ids: Tensor, clients: int) -> Tensor:
             "ids",
         )
     return ids
-
-
-def check_precision(precision: str, device: torch.device) -> None:
-    """Raise `InvalidInputError` unless the device can compute in this precision."""
-    require(
-        precision in get_args(Precision),
-        "engine.precision",
-        precision,
-        "must be 'tf32', 'float32' or 'bf16'",
-    )
-    if precision == "bf16":
-        require(
-            has_bf16(device),
-            "engine.precision",
-            precision,
-            f"this {'GPU' if device.type == 'cuda' else 'CPU'} has no instructions for bfloat16;"
-            " use 'tf32' or 'float32'",
-        )
-
-
-def has_bf16(device: torch.device) -> bool:
-    """Whether the device has instructions for bfloat16. Without them torch computes in float32 and
-    rounds, which is slower than float32 alone.
-    """
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if platform.machine() in ("arm64", "aarch64"):
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, check, bool)() for check in checks)
-
-
-def pick_device(device: str) -> torch.device:
-    """The torch device of this name; "auto" is CUDA if there is a CUDA device."""
-    device = str(device)  # also accepts a torch.device
-    require(
-        device in ("auto", "cpu", "cuda") or device.startswith("cuda:"),
-        "device",
-        device,
-        "must be 'auto', 'cpu' or 'cuda'",
-    )
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InvalidInputError(
-            f"device = {device!r}: torch finds no CUDA device. Use device = 'cpu' or 'auto'.",
-            "device",
-        )
-    return torch.device(device)
-
-
-def _datasets(
-    clients: Clients, device: torch.device, clock: Profiler, longest: Longest | None = None
-) -> tuple[DeviceDataset, DeviceDataset, DeviceDataset | None]:
-    """The training, test and validation data. Pools that are shared are stored once."""
-    longest = longest or Longest.of(clients)
-    shared = clients.x_test is clients.x
-    pools = (clients.x,) if shared else (clients.x, clients.x_test)
-    size = sum(value.nbytes for pool in pools for value in tensors_of(pool))
-    storage = _storage(size, device)
-    later = clients.later
-    parts = _joined(clients.train, None if later is None else later.train)
-    train = DeviceDataset(clients.x, clients.y, parts, device, clock, storage, longest.train)
-    x_test, y_test = (train.x, train.y) if shared else (clients.x_test, clients.y_test)
-    test = DeviceDataset(x_test, y_test, clients.test, device, clock, storage, longest.test)
-    if clients.validation is None:
-        return train, test, None
-    parts = _joined(clients.validation, None if later is None else later.validation)
-    return (
-        train,
-        test,
-        DeviceDataset(train.x, train.y, parts, device, clock, storage, longest.validation),
-    )
-
-
-def _joined(parts: RaggedIndex, later: RaggedIndex | None) -> RaggedIndex:
-    """The parts of all clients, followed by their later ones."""
-    if later is None:
-        return parts
-    offsets = torch.cat([parts.offsets, later.offsets[1:] + len(parts.index)])
-    return RaggedIndex(torch.cat([parts.index, later.index]), offsets)
-
-
-def _storage(size: int, device: torch.device) -> torch.device:
-    """Where samples of `size` bytes are stored: on the device, or on the host if they do not fit.
-    Results are the same.
-    """
-    if device.type != "cuda" or size <= _CUDA_DATA_SHARE * torch.cuda.mem_get_info(device)[0]:
-        return device
-    _log.info("The samples (%s bytes) stay on the host: they do not fit on %s.", size, device)
-    return torch.device("cpu")
 
 
 def _by_size(dataset: DeviceDataset, parts: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from fedclade.core.inputs import select
 from fedclade.core.pytree import nbytes
 from fedclade.data.datasets import Dataset, is_available, load
 from fedclade.data.federated_dataset import Clients
-from fedclade.engines.simulator import pick_device
+from fedclade.engines.device import pick_device
 from fedclade.errors import InvalidInputError, nearest
 from fedclade.io import schemas
 from fedclade.io.atomic import write_text

@@ -12,7 +12,7 @@ from queue import Queue
 
 import torch
 
-from fedclade.engines.simulator import pick_device
+from fedclade.engines.device import pick_device
 from fedclade.reproduce.execute import Plan, TableEntry, execute, train_encoders, without_finished
 
 

@@ -16,7 +16,7 @@ from fedclade.core.federation import Aggregator, ServerOptimizer, ServerUpdate
 from fedclade.core.functional_model import Objective
 from fedclade.core.local_training_config import LocalTraining, Optimizer
 from fedclade.core.losses import LOSSES, ExampleLoss, LossName
-from fedclade.engines.simulator import Precision
+from fedclade.engines.device import Precision
 from fedclade.errors import InvalidInputError, is_int, is_number, require, require_int
 
 Schedule: TypeAlias = Literal["constant", "step", "exponential", "cosine"]

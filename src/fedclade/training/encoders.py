@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from fedclade.core.inputs import as_inputs, one_tensor
 from fedclade.core.rng import fold_in
 from fedclade.data import Dataset, load
+from fedclade.engines.device import pick_device
 from fedclade.engines.oom import is_out_of_memory
-from fedclade.engines.simulator import pick_device
 from fedclade.errors import InvalidInputError, require, require_int
 from fedclade.io.checkpoint import read_tensors, write_tensors
 from fedclade.models.autoencoder import (

@@ -25,8 +25,9 @@ from fedclade.core.local_training_config import Optimizer
 from fedclade.core.losses import ExampleLoss, LossName
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.base import Engine
+from fedclade.engines.device import Precision
 from fedclade.engines.profiler import Profile
-from fedclade.engines.simulator import Precision, Simulator
+from fedclade.engines.simulator import Simulator
 from fedclade.errors import (
     DifferentExperimentError,
     FedcladeError,

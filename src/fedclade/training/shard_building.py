@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedclade.data.federated_dataset import Clients
+from fedclade.engines.device import pick_device
 from fedclade.engines.sharded.worker import ShardWorker
-from fedclade.engines.simulator import pick_device
 from fedclade.registry import import_file
 from fedclade.training import experiment_file
 from fedclade.training.setup import client_side

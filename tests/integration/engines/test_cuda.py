@@ -26,9 +26,9 @@ from fedclade.core.federation import SegmentSum
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree, stack
 from fedclade.data import Clients, Iid, NaturalId, dataset, from_arrays, load, partition
-from fedclade.engines import simulator
+from fedclade.engines import device_dataset
 from fedclade.engines.accumulator import Accumulator
-from fedclade.engines.simulator import Precision
+from fedclade.engines.device import Precision
 from fedclade.errors import FedcladeWarning
 from fedclade.methods import METHODS
 from fedclade.models import (
@@ -427,7 +427,7 @@ def test_samples_on_the_host_give_the_same_bytes(
     model: ModelSpec, images: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = replies(model, images, "cuda")
-    monkeypatch.setattr(simulator, "_CUDA_DATA_SHARE", 0.0)
+    monkeypatch.setattr(device_dataset, "_CUDA_DATA_SHARE", 0.0)
     actual = replies(model, images, "cuda")
     assert Simulator(images, device="cuda")._train.storage.type == "cpu"
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
@@ -472,7 +472,7 @@ def test_a_run_on_mapped_images_gives_the_bytes_of_one_with_images_on_the_device
         return weights, float(result.summary["validation_loss"]), peak
 
     expected, expected_loss, on_device = trained()
-    monkeypatch.setattr(simulator, "_CUDA_DATA_SHARE", 0.0)
+    monkeypatch.setattr(device_dataset, "_CUDA_DATA_SHARE", 0.0)
     assert Simulator(data, device="cuda")._train.storage.type == "cpu"
     actual, loss, on_host = trained()
     assert loss == expected_loss

@@ -11,8 +11,9 @@ from torch import Tensor
 from fedclade import FedAvg, run
 from fedclade.core.functional_model import ClientStackedBatch
 from fedclade.data import Clients, from_arrays
-from fedclade.engines import simulator
+from fedclade.engines import device_dataset, simulator
 from fedclade.engines.device_dataset import DeviceDataset
+from fedclade.engines.profiler import Profiler
 from fedclade.models import MLP, Logistic
 
 CPU, HOST = torch.device("cpu"), torch.device("cpu", 0)  # two devices for torch
@@ -46,7 +47,7 @@ def test_samples_on_the_host_give_the_same_bytes(
         return batch
 
     monkeypatch.setattr(Tensor, "pin_memory", pin_memory)
-    monkeypatch.setattr(simulator, "_storage", lambda size, device: HOST)
+    monkeypatch.setattr(device_dataset, "_storage", lambda size, device: HOST)
     actual = trained(clients, class_weight=class_weight)
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
     assert 0 < max(copied) < clients.x.nbytes  # type: ignore[union-attr]
@@ -57,12 +58,12 @@ def test_samples_stay_on_the_host_where_they_do_not_fit(
     monkeypatch: pytest.MonkeyPatch, free: int, stored: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10**6))
-    assert simulator._storage(500, torch.device("cuda")).type == stored
+    assert device_dataset._storage(500, torch.device("cuda")).type == stored
 
 
 def test_on_the_cpu_samples_are_not_copied() -> None:
     clients = clients_of(3)
-    train, test, validation = simulator._datasets(clients, CPU, simulator.Profiler(CPU, False))
+    train, test, validation = device_dataset.datasets_of(clients, CPU, Profiler(CPU, False))
     assert train.x is clients.x
     assert test.x is clients.x_test
     assert validation is not None

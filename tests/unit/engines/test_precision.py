@@ -14,8 +14,9 @@ import fedclade as fc
 from fedclade.core.functional_model import Batch, ClientStackedBatch, Objective
 from fedclade.core.kernels import activation_taps
 from fedclade.data import Clients
-from fedclade.engines import simulator
-from fedclade.engines.simulator import Simulator, has_bf16
+from fedclade.engines import device as device_module
+from fedclade.engines.device import has_bf16
+from fedclade.engines.simulator import Simulator
 from fedclade.errors import InvalidInputError
 from fedclade.training import experiment_file
 
@@ -25,7 +26,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def with_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU without these instructions computes the same numbers, but slowly."""
-    monkeypatch.setattr(simulator, "has_bf16", lambda device: True)
+    monkeypatch.setattr(device_module, "has_bf16", lambda device: True)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +116,7 @@ def test_outputs_losses_and_features_are_float32() -> None:
 
 
 def test_a_device_without_bf16_is_refused(monkeypatch: pytest.MonkeyPatch, ragged: Clients) -> None:
-    monkeypatch.setattr(simulator, "has_bf16", lambda device: False)
+    monkeypatch.setattr(device_module, "has_bf16", lambda device: False)
     with pytest.raises(InvalidInputError, check=lambda error: error.field == "engine.precision"):
         Simulator(ragged, precision="bf16")
     Simulator(ragged, precision="tf32")
@@ -128,7 +129,7 @@ def test_an_unknown_precision_is_refused(ragged: Clients) -> None:
 
 @pytest.mark.parametrize("supported", [True, False])
 def test_the_cpus_instructions_decide(supported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulator.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(device_module.platform, "machine", lambda: "x86_64")
     for check in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.setattr(torch.cpu, check, lambda: supported, raising=False)
     assert has_bf16(CPU) == supported
@@ -136,7 +137,7 @@ def test_the_cpus_instructions_decide(supported: bool, monkeypatch: pytest.Monke
 
 def test_flower_refuses_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = pytest.importorskip("fedclade.integrations.flower.simulation")
-    monkeypatch.setattr(simulator, "has_bf16", lambda device: False)
+    monkeypatch.setattr(device_module, "has_bf16", lambda device: False)
     tables = {
         "data": {"name": "digits"},
         "partition": {"name": "iid", "clients": 4},

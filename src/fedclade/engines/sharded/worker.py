@@ -18,9 +18,10 @@ from fedclade.core.pytree import Tree
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.accumulator import Accumulator
 from fedclade.engines.base import EvalRequest, Split, Traffic
+from fedclade.engines.device_dataset import Longest
 from fedclade.engines.sharded.calls import Answer, Call
 from fedclade.engines.sharded.placement import place_clients
-from fedclade.engines.simulator import Longest, Simulator
+from fedclade.engines.simulator import Simulator
 
 
 @dataclass(frozen=True)

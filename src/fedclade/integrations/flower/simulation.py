@@ -27,9 +27,9 @@ from fedclade.core.functional_model import Objective
 from fedclade.core.inputs import as_inputs
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.federated_dataset import Clients
+from fedclade.engines.device import check_precision
 from fedclade.engines.remote.membership import ClientRecord
 from fedclade.engines.remote.node import Node
-from fedclade.engines.simulator import check_precision
 from fedclade.errors import FedcladeError, InvalidInputError, require
 from fedclade.integrations.flower.client_state_store import DiskStateStore
 from fedclade.integrations.flower.federation import (
