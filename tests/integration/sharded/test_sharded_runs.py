@@ -26,14 +26,17 @@ METHODS = ["fedavg", "scaffold", "cfl", "clade_groups", "clade"]
 Command = Callable[..., tuple[int, str, str]]
 
 
-def run(folder: Path, *options: str, launcher: tuple[str, ...] = ()) -> None:
+def run(
+    folder: Path, *options: str, launcher: tuple[str, ...] = (), address: str | None = None
+) -> None:
+    """Run the quickstart, on a running Ray cluster if its address is given."""
     command = [*(launcher or (sys.executable, "-m")), "fedclade", "run", "quickstart"]
     done = subprocess.run(
         [*command, "--out", str(folder), "--no-report", "--quiet", *options],
         capture_output=True,
         text=True,
         timeout=600,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"} | ({"RAY_ADDRESS": address} if address else {}),
     )
     assert done.returncode == 0, done.stderr
 
@@ -74,6 +77,24 @@ def test_ray_and_torchrun_give_the_bytes_of_one_simulator(method: str, tmp_path:
         ranks = tmp_path / f"ranks-{processes}"
         run(ranks, *settings(method, 4), launcher=torchrun(processes))
         assert are_same(tmp_path / "one", ranks)
+
+
+@pytest.mark.slow
+def test_two_nodes_of_ray_give_the_bytes_of_one_simulator(tmp_path: Path) -> None:
+    """Each node has one CPU, so it has one of the two workers."""
+    cluster_utils = pytest.importorskip(
+        "ray.cluster_utils", reason="Ray is not installed: pip install 'fedclade[ray]'"
+    )
+    run(tmp_path / "one", *settings("clade", 4))
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        cluster.add_node(num_cpus=1)
+        shards = ("--engine", "ray", "--shards", "2", "--set", "engine.threads=1")
+        run(tmp_path / "two", *settings("clade", 4), *shards, address=cluster.address)
+    finally:
+        cluster.shutdown()
+    assert are_same(tmp_path / "one", tmp_path / "two")
+    assert fc.load(tmp_path / "two").summary["engine"] == "ray"
 
 
 @pytest.mark.slow
