@@ -120,6 +120,23 @@ def test_a_client_adds_the_mean_over_clients_to_its_own_samples(
     assert served.tolist() == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_client_that_sent_no_scores_follows_the_others() -> None:
+    fed, layer, method, received = assignment("interpolate")
+    fed.client_state.rollback()  # the third client's own scores, which prefer α = 0
+    served = fed.models_of(received, IDS, layer.program(method), key=1)["weight"][:, 1, 0]
+    alpha = candidates("interpolate")[int(received.models[SCORE][0].argmax())][0]
+    assert served.tolist() == pytest.approx([0.5 * alpha, -0.5 * alpha, -0.3 * alpha], abs=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "epochs"), [("interpolate", 1), ("auto", 1), ("knn", 0)])
+def test_scores_are_computed_once(kind: str, epochs: int) -> None:
+    """Steps of the model that is used: one epoch of fine-tuning, and one to store neighbors."""
+    fed, layer, method, received = assignment(kind)
+    before = fed.clock.asked
+    fed.models_of(received, IDS, layer.program(method), key=1)
+    assert fed.clock.asked - before == len(IDS) * (epochs + (kind != "interpolate"))
+
+
 def test_neighbors_of_held_out_samples_are_the_others() -> None:
     fed, layer, method, received = assignment("knn")
     assert received.models[SLOTS].shape == (1, 10)

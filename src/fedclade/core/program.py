@@ -22,6 +22,11 @@ Step: TypeAlias = Callable[[Tree, Tree, Tree, Batch], Tree]
 Finish: TypeAlias = Callable[[Tree, Tree, Tree], tuple[Tree, Tree | None]]
 StackStep: TypeAlias = Callable[[Tree, Tree, Tree, ClientStackedBatch], Tree]
 
+TEMPORARY = "temporary"
+"""Client state under this prefix lasts until the next commit or rollback, and is no part of
+checkpoints. A client that has written none does not have it, or has zeros.
+"""
+
 _natively_batched: WeakSet[Callable[..., Any]] = WeakSet()
 
 
@@ -61,7 +66,8 @@ class Program:
     Args:
         start: (broadcast, params, memory) -> (const, carry). `const` does not change between steps.
         step: (broadcast, const, carry, batch) -> carry.
-        finish: (broadcast, const, carry) -> (reply, memory); memory is None if it does not change.
+        finish: (broadcast, const, carry) -> (reply, memory); memory is None if it does not change,
+            and may be its `TEMPORARY` part alone.
         batches: the batches of the steps.
         name: the name of the program.
         hyperparams: numbers that may change between rounds, such as the learning rate. The

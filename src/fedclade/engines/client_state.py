@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core.pytree import Tree
+from fedclade.core.program import TEMPORARY
+from fedclade.core.pytree import Tree, add_prefix, strip_prefix
 from fedclade.engines.state_rows import RowsInFile, RowsInMemory, StateRows
 from fedclade.errors import FedcladeError, InvalidInputError
 from fedclade.io.atomic import atomic_write, translate_os_errors
@@ -27,6 +28,8 @@ class ClientStateStore:
     nothing: it replaces the clients' slots and frees the old ones. Memory grows with the number of
     clients that have written, not with the number of all clients.
 
+    Temporary state, see `TEMPORARY`, needs no declaration. It has a row for every client.
+
     Args:
         initial: the state with which every client starts.
         clients: the number of clients.
@@ -40,6 +43,7 @@ class ClientStateStore:
     ) -> None:
         self.initial = initial
         self.version = version or 0  # the round after which this state was committed
+        self.temporary: Tree = {}
         self._clients, self._folder = clients, folder
         if initial:
             self._device = next(iter(initial.values())).device
@@ -64,9 +68,11 @@ class ClientStateStore:
         self.rows.reserve(self._used)
 
     def read(self, ids: Tensor) -> Tree:
+        temporary = {name: value[ids] for name, value in self.temporary.items()}
         if not self.initial:
-            return {}
-        return self._read(ids, torch.where(self._pending >= 0, self._pending, self._committed))
+            return temporary
+        slots = torch.where(self._pending >= 0, self._pending, self._committed)
+        return self._read(ids, slots) | temporary
 
     def _read(self, ids: Tensor, slots: Tensor) -> Tree:
         slots = slots[ids]
@@ -93,6 +99,14 @@ class ClientStateStore:
         return self._used + max(0, new - len(self._free))
 
     def write(self, ids: Tensor, rows: Tree) -> None:
+        temporary = [name for name in rows if name.startswith(f"{TEMPORARY}/")]
+        for name in temporary:
+            value = rows[name]
+            zeros = value.new_zeros(self._clients, *value.shape[1:])
+            self.temporary.setdefault(name, zeros)[ids] = value
+        rows = {name: value for name, value in rows.items() if name not in temporary}
+        if temporary and not rows:
+            return
         if not self.initial or rows.keys() != self.initial.keys():
             raise InvalidInputError(
                 f"initial_client_state: a program wrote the client state {sorted(rows)}, but the"
@@ -117,6 +131,7 @@ class ClientStateStore:
         self.rows.write(self._pending[ids], rows)
 
     def commit(self, version: int) -> None:
+        self.temporary = {}
         if self.initial:
             ids = torch.nonzero(self._pending >= 0).flatten()
             replaced = self._committed[ids]
@@ -128,6 +143,7 @@ class ClientStateStore:
         self.version = version
 
     def rollback(self) -> None:
+        self.temporary = {}
         if self.initial:
             ids = torch.nonzero(self._pending >= 0).flatten()
             self._free = torch.cat([self._free, self._pending[ids]])
@@ -147,8 +163,8 @@ class ClientStateStore:
         """Do nothing: `tensors` are the whole state."""
 
     def restore(self, tensors: Tree, version: int) -> None:
-        """Load the client state that `tensors` returned."""
-        if tensors:
+        """Load the client state that `tensors` returned, and temporary state if it is there."""
+        if "ids" in tensors:
             ids, rows = tensors["ids"], {name: tensors[f"rows/{name}"] for name in self.initial}
             self._start(None)
             for begin in range(0, len(ids), _BLOCK):
@@ -156,6 +172,7 @@ class ClientStateStore:
                 part = {name: value[block].to(self._device) for name, value in rows.items()}
                 self.write(ids[block].to(self._device), part)
             self.commit(version)
+        self.temporary = add_prefix(TEMPORARY, strip_prefix(TEMPORARY, tensors))
         self.version = version
 
     def _open(self, folder: Path, version: int | None) -> None:

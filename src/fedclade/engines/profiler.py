@@ -23,6 +23,7 @@ _CLIENT_WORK = {
     "steps": "training steps",
     "subtotals": "summing the replies of a chunk",
 }
+_LAYER = {"personal layer": "making the models of the personal layer"}  # if there is one
 _OUTSIDE_ROUNDS = {"evaluation": "evaluation of all clients", "saving": "checkpoints and files"}
 
 
@@ -126,6 +127,7 @@ class Profile:
                 *lines(_CLIENT_WORK, within=True),
                 *others,
                 Line("server", "the method's work on the server", server),
+                *(line for line in lines(_LAYER) if line.seconds),
                 *lines(_OUTSIDE_ROUNDS),
             ],
             rounds,

@@ -476,7 +476,7 @@ class Simulator:
                 ),
                 lambda clients: run_program(finetune, clients, {}, key, self._compiled)[0],
                 lambda places, params: models.append(params),
-                parallel=False,
+                parallel=not _uses_numpy(finetune),
             )
         return concatenate(models)
 

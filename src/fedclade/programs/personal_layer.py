@@ -7,8 +7,8 @@ candidate, (0, 0), is the model as it is.
 
 To choose, a client fine-tunes on four fifths of its training samples and counts for each candidate
 how many samples of the last fifth are right, and their loss. The server receives sums over clients
-only. The client adds their mean to its own sums, as if it were of `PRIOR_SAMPLES` samples, and
-takes the best candidate.
+only. The client keeps its own, adds the mean over clients to them, as if it were of `PRIOR_SAMPLES`
+samples, and takes the best candidate.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from fedclade.core.functional_model import Batch, Objective
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.losses import accuracy, label_accuracy
 from fedclade.core.program import (
+    TEMPORARY,
     AnyProgram,
     ChainedProgram,
     Program,
     chain,
     is_natively_batched,
     natively_batched,
+    without_steps,
 )
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, add_prefix, strip_prefix
@@ -62,6 +64,7 @@ LOSS_WEIGHT = 0.25
 """The score of a sample is 1 if it is right, minus its loss times this."""
 SCORE = "layer/score"
 """The name of the mean score of each candidate among the tensors that a client receives."""
+_OWN_RIGHT, _OWN_LOSS = f"{TEMPORARY}/right", f"{TEMPORARY}/loss"
 _MOST_LOSS = 30.0  # of a sample; also that of a model whose training diverged
 _FIRST = 1e-9  # of equal candidates the first is chosen
 
@@ -89,7 +92,8 @@ def score_candidates(
     local: LocalTraining, layer: Layer, measure: Measure, personalize: AnyProgram | None
 ) -> AnyProgram:
     """The reply has the number of held-out samples, `examples`, and for each candidate the number
-    that are right, `right`, and the sum of their losses, `loss`.
+    that are right, `right`, and the sum of their losses, `loss`. The client keeps the last two for
+    `personal_model`.
 
     Args:
         local: the objective and the settings of fine-tuning.
@@ -105,19 +109,27 @@ def personal_model(
     local: LocalTraining, layer: Layer, measure: Measure, personalize: AnyProgram | None
 ) -> AnyProgram:
     """The model that the client uses. With neighbors it is a `NearestNeighbors`. The client
-    receives `SCORE` with its model. The arguments are those of `score_candidates`.
+    receives `SCORE` with its model; without own scores of `score_candidates` that alone decides.
+    The arguments are those of `score_candidates`.
     """
     pairs = torch.tensor(candidates(layer))
     names = local.objective.names
 
-    def choose(broadcast: Tree, params: Tree, own: Tree) -> tuple[Tree, Tree]:
-        score = sample_scores(own["right"], own["loss"], measure) + PRIOR_SAMPLES * params[SCORE]
+    def choice(params: Tree, memory: Tree) -> Tree:
+        score = PRIOR_SAMPLES * params[SCORE]
+        if _OWN_RIGHT in memory:
+            score = score + sample_scores(memory[_OWN_RIGHT], memory[_OWN_LOSS], measure)
         order = torch.arange(len(pairs), device=score.device)
-        best = (score - _FIRST * order).argmax()
-        alpha, weight = pairs.to(score.device).index_select(0, best[None])[0]
+        best = pairs.to(score.device)[(score - _FIRST * order).argmax(-1)]
+        return {"alpha": best[:, 0], "knn_weight": best[:, 1]}
+
+    def choose(broadcast: Tree, params: Tree, chosen: Tree) -> tuple[Tree, Tree]:
         model = {name: params[name] for name in names}
-        near = {"knn_weight": weight, SLOTS: params[SLOTS]} if layer != "interpolate" else {}
-        return model | ({"alpha": alpha} if layer != "knn" else {}) | near, {}
+        if layer != "knn":
+            model["alpha"] = chosen["alpha"]
+        if layer != "interpolate":
+            model |= {"knn_weight": chosen["knn_weight"], SLOTS: params[SLOTS]}
+        return model, {}
 
     def with_neighbors(broadcast: Tree, params: Tree, model: Tree) -> tuple[Tree, Tree]:
         return model | {name: params[name] for name in ("knn_weight", SLOTS)}, {}
@@ -129,7 +141,7 @@ def personal_model(
         make = _store(local.objective)
     else:
         make = chain(interpolate(local, None), _store(local.objective), with_neighbors)
-    return _after(personalize, chain(_scores_of(local, layer, measure), make, choose), local)
+    return _after(personalize, chain(without_steps(choice, "choose"), make, choose), local)
 
 
 def _after(first: AnyProgram | None, second: AnyProgram, local: LocalTraining) -> AnyProgram:
@@ -224,12 +236,13 @@ def _score(objective: Objective, layer: Layer, measure: Measure) -> Program:
             "loss": carry["loss"] + (loss * counted).sum(-1),
         }
 
-    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree]:
         right, loss = carry["right"], carry["loss"]
         if has_neighbors:
             more_right, more_loss = _neighbor_scores(carry)
             right, loss = torch.cat([right, more_right]), torch.cat([loss, more_loss])
-        return {"examples": carry["examples"], "right": right, "loss": loss}, None
+        reply = {"examples": carry["examples"], "right": right, "loss": loss}
+        return reply, {_OWN_RIGHT: right, _OWN_LOSS: loss}
 
     part = (
         Batches.whole() if has_neighbors else Batches(WHOLE_BLOCK, shuffle=False, part="held_out")

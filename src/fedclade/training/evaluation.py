@@ -72,8 +72,19 @@ def evaluate(
         history: the rounds before this round.
         is_final: whether these are the final models. A real client then keeps its own.
     """
+    begun = _begin(setup, clients, state, round_number, history, is_final)
+    is_layered = setup.is_layer_due(round_number, is_final)
+    delivers = _delivers(setup, is_final) and not is_layered
     with setup.engine.clock.whole("evaluation"):
-        return _evaluate(setup, clients, state, round_number, history, is_final)
+        answers = setup.engine.evaluate(
+            begun.assignment,
+            begun.ids,
+            list(begun.requests.values()),
+            begun.key,
+            Delivery(begun.personalize) if delivers else None,
+        )
+    shared = begun.finished(setup, clients, answers)
+    return _add_layer(setup, clients, shared, round_number, is_final) if is_layered else shared
 
 
 @runtime_checkable
@@ -181,7 +192,7 @@ def _begin(
     method = setup.method_for(round_number)
     chosen = evaluated_clients(setup, len(clients), is_final)
     state, ids = _with_clusters(setup, clients, chosen, state, round_number, history)
-    key = fold_in(setup.training.seed, "evaluate", round_number)
+    key = _key(setup, round_number)
     assignment = method.assign_models(served_state(state), ids)
     assignment = setup.own_batch_norm.assignment(assignment)
     personalize = method.personalization_program()
@@ -201,37 +212,47 @@ def _begin(
     return _Begun(state, assignment, ids, requests, personalize, key)
 
 
-def _evaluate(
-    setup: RunSetup,
-    clients: ClientMetadata,
-    state: State,
-    round_number: int,
-    history: Sequence[RoundRecord],
-    is_final: bool,
-) -> Evaluation:
-    method, engine = setup.method_for(round_number), setup.engine
-    is_layered = setup.is_layer_due(round_number, is_final)
-    begun = _begin(setup, clients, state, round_number, history, is_final)
-    delivers = is_final and setup.training.select == "last"
-    deliver = Delivery(begun.personalize) if delivers and not is_layered else None
-    state, assignment, ids, requests, _, key = begun
-    answers = engine.evaluate(assignment, ids, list(requests.values()), key, deliver)
-    shared = begun.finished(setup, clients, answers)
-    if setup.layer is None or not is_layered:
-        return shared
+def _key(setup: RunSetup, round_number: int) -> int:
+    """The randomness of the evaluation of a round."""
+    return fold_in(setup.training.seed, "evaluate", round_number)
 
+
+def _add_layer(
+    setup: RunSetup, clients: ClientMetadata, shared: Evaluation, round_number: int, is_final: bool
+) -> Evaluation:
+    """The evaluation with the personal layer: clients make their own models of those of `shared`.
+
+    Args:
+        setup: the setup of the run.
+        clients: the clients.
+        shared: the evaluation without the layer.
+        round_number: the number of this round.
+        is_final: whether these are the final models.
+    """
+    assert setup.layer is not None
+    method, engine, ids = setup.method_for(round_number), setup.engine, shared.ids
+    key = _key(setup, round_number)
     before = replace(engine.traffic)
-    assignment = setup.layer.assignment(setup.sums, method, assignment, ids, key)
-    traffic = Traffic(engine.traffic.up - before.up, engine.traffic.down - before.down)
-    personalize: AnyProgram | None = setup.layer.program(method)
-    if is_final and len(ids) and _fit_in_memory(setup, ids):  # once, for evaluation and result
-        models = engine.models_of(assignment, ids, personalize, key)
-        assignment, personalize = ModelAssignment(models, torch.arange(len(ids))), None
+    with engine.clock.whole("personal layer"):
+        assignment = setup.layer.assignment(setup.sums, method, shared.assignment, ids, key)
+        traffic = Traffic(engine.traffic.up - before.up, engine.traffic.down - before.down)
+        personalize: AnyProgram | None = setup.layer.program(method)
+        if len(ids) and _fit_in_memory(setup, ids):  # once, for evaluation and result
+            models = engine.models_of(assignment, ids, personalize, key)
+            assignment, personalize = ModelAssignment(models, torch.arange(len(ids))), None
     layered = EvalRequest(setup.served, setup.metrics, "test", personalize)
-    deliver = Delivery(personalize, key) if delivers else None
-    (answer,) = engine.evaluate(assignment, ids, [layered], key, deliver)
+    deliver = Delivery(personalize, key) if _delivers(setup, is_final) else None
+    with engine.clock.whole("evaluation"):
+        (answer,) = engine.evaluate(assignment, ids, [layered], key, deliver)
+    if not is_final:
+        engine.client_state.rollback()  # the clients' own scores; the final models need them
     values = _columns(setup, clients, ids, {"": answer}) | shared.values
-    return Evaluation(state, assignment, ids, values, personalize, key, traffic)
+    return Evaluation(shared.state, assignment, ids, values, personalize, key, traffic)
+
+
+def _delivers(setup: RunSetup, is_final: bool) -> bool:
+    """Whether clients get the models that are evaluated."""
+    return is_final and setup.training.select == "last"
 
 
 def _columns(

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from torch import Tensor
 
+from fedclade.core.program import TEMPORARY
 from fedclade.core.pytree import Tree
 from fedclade.engines.client_state import ClientStateStore
 from fedclade.engines.state_rows import RowsInMemory
@@ -160,6 +161,27 @@ def test_later_calls_of_a_round_read_its_writes_and_a_checkpoint_does_not() -> N
     state.write(torch.tensor([1, 3]), rows([10, 30]))
     assert counts(state, torch.tensor([3, 0, 1])) == [30, 7, 10]
     assert len(state.tensors()["ids"]) == 0
+
+
+@pytest.mark.parametrize("declared", [initial(), {}], ids=["state", "no state"])
+def test_temporary_state_needs_no_declaration_and_ends_with_the_transaction(declared: Tree) -> None:
+    state, name = ClientStateStore(declared, CLIENTS), f"{TEMPORARY}/score"
+    temporary = {name: torch.tensor([[1.0, 2.0], [3.0, 4.0]])}
+    for end in (state.rollback, lambda: state.commit(1)):
+        state.write(torch.tensor([3, 1]), temporary)
+        assert state.read(torch.tensor([1, 3, 0]))[name].tolist() == [[3, 4], [1, 2], [0, 0]]
+        assert name not in state.tensors()
+        end()
+        assert state.read(EVERYONE).keys() == declared.keys()
+    if declared:
+        state.write(torch.tensor([3]), rows([30]) | {name: torch.ones(1, 2)})
+        assert counts(state, torch.tensor([3, 1])) == [30, 7]
+    node = ClientStateStore(declared, CLIENTS)
+    state.write(torch.tensor([3, 1]), temporary)
+    node.restore(state.tensors() | state.temporary, 0)
+    assert torch.equal(node.read(EVERYONE)[name], state.read(EVERYONE)[name])
+    node.restore(state.tensors(), 0)
+    assert node.read(EVERYONE).keys() == declared.keys()
 
 
 def test_changing_tensors_that_were_read_does_not_change_client_state() -> None:

@@ -76,6 +76,17 @@ def test_a_layer_changes_what_clients_use_and_nothing_else(layer: str, tmp_path:
         assert float(loss) == pytest.approx(result.clients["loss"][client], rel=1e-4)
 
 
+@pytest.mark.parametrize("method", [fc.FedAvg, fc.SCAFFOLD, fc.FedPer])
+def test_a_layer_in_every_round_changes_no_training(method: type[fc.Method]) -> None:
+    plain = do(method=method(), eval_every=1)
+    result = do("auto", method=method(), eval_every=1, every=1)
+    for name in ("accuracy", "loss"):
+        shared = [row[f"{name}_shared"] for row in result.history]  # type: ignore[literal-required]
+        expected = [row[name] for row in plain.history]  # type: ignore[literal-required]
+        assert shared == pytest.approx(expected, rel=1e-12)
+    assert [row["accuracy"] for row in result.history] != [row["accuracy"] for row in plain.history]
+
+
 @pytest.mark.parametrize("layer", GUARDED)
 def test_the_choice_sends_sums_and_is_counted(layer: str) -> None:
     plain, result = do(), do(layer)
@@ -100,6 +111,7 @@ def test_nodes_make_the_models_of_the_simulator(layer: str) -> None:
     made = layer_of(personal, fc.FedAvg(), module, objective, clients.metadata)
     assert made is not None
     served = made.served_objective(module, objective, clients.metadata.x)
+    simulator = fc.Simulator(clients)
     nodes = InProcessFederation(clients, NodeContext(objective, served=served))
     for node in nodes.in_process.connected.values():
         node.metrics = {"accuracy": fc.core.accuracy}
@@ -115,10 +127,12 @@ def test_nodes_make_the_models_of_the_simulator(layer: str) -> None:
             federation=engine,
             personal=personal,
         ).run()
-        for engine in (None, nodes)
+        for engine in (simulator, nodes)
     )
     for name in ("accuracy", "loss", "accuracy_shared", "loss_shared"):
         assert remote.summary[name] == pytest.approx(simulated.summary[name], rel=1e-5)  # type: ignore[literal-required]
+    steps = [node.simulator.clock.asked for node in nodes.in_process.connected.values()]
+    assert sum(steps) == simulator.clock.asked  # nodes make the models once too
     saved = {
         name: model
         for node in nodes.in_process.connected.values()

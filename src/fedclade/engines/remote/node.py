@@ -11,7 +11,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -308,9 +308,11 @@ class Node:
                 self._run_alone(run, place, int(local_ids[place])) for place in everyone[:, None]
             ]
         state = self.simulator.client_state
-        if state.initial:
+        temporary = state.temporary
+        if state.initial or temporary:
             state.commit(0)
-            snapshot = StateSnapshot(header["transaction_id"], state.tensors(), header["call"])
+            tensors = state.tensors() | temporary
+            snapshot = StateSnapshot(header["transaction_id"], tensors, header["call"])
             self.state_store.save(state.initial, [*snapshots, snapshot])
         return results
 
@@ -345,14 +347,21 @@ class Node:
             )
             for request, finetune in zip(header["requests"], finetunes, strict=True)
         ]
+        deliver = header["deliver"]
+        if _evaluates_final_models(header):  # they are made once, to evaluate and to save them
+            finetune = self._program_or_none(deliver["finetune"])
+            models = self.simulator.models_of(assignment, local_ids, finetune, header["key"])
+            assignment = ModelAssignment(models, torch.arange(len(local_ids)))
+            requests = [replace(request, finetune=None) for request in requests]
+            deliver = {**deliver, "finetune": None}
         values: Tree = {}
         results = self.simulator.evaluate(assignment, local_ids, requests, header["key"])
         for number, result in enumerate(results):
             values |= add_prefix(f"value{number}", result)
         delivered = False
-        if header["deliver"] is not None:
+        if deliver is not None:
             try:
-                self._save(header["deliver"], assignment, local_ids)
+                self._save(deliver, assignment, local_ids)
                 delivered = True
             except Exception as error:  # the server sends the models again, and gets the reason
                 _log.error("the models cannot be saved", exc_info=error)
@@ -475,6 +484,16 @@ def shown() -> Iterator[None]:
 def _expect(condition: bool, name: str) -> None:
     if not condition:
         raise RefusedError(f"message: its '{name}' is malformed.", name)
+
+
+def _evaluates_final_models(header: Mapping[str, Any]) -> bool:
+    """Whether all evaluations of a message are of the models that its clients keep."""
+    deliver = header["deliver"]
+    return (
+        deliver is not None
+        and deliver["key"] == header["key"]
+        and all(request["finetune"] == deliver["finetune"] for request in header["requests"])
+    )
 
 
 def _two_zeros(samples: Tensor) -> Tensor:

@@ -165,22 +165,23 @@ class ShardedSimulator:
             check_sum(reduce, len(ids))
         common = {"program": to_spec(program), "broadcast": broadcast, "key": key}
         places_at = self._places_at(ids)
-        answers = self._call(
-            {
-                worker: Call(
-                    "map",
-                    {
-                        **common,
-                        "ids": ids[places],
-                        "per_client": None if per_client is None else _part(per_client, places),
-                        "reduce": None if reduce is None else _part_of_sum(reduce, places),
-                        "round_number": self._round,
-                    },
-                )
-                for worker, places in places_at.items()
-            },
-            writes_state=bool(self._initial),
-        )
+        calls = {
+            worker: Call(
+                "map",
+                {
+                    **common,
+                    "ids": ids[places],
+                    "per_client": None if per_client is None else _part(per_client, places),
+                    "reduce": None if reduce is None else _part_of_sum(reduce, places),
+                    "round_number": self._round,
+                },
+            )
+            for worker, places in places_at.items()
+        }
+        answers = self._call(calls)
+        for worker, call in calls.items():
+            if self._initial or answers[worker].has_temporary_state:
+                self._uncommitted.setdefault(worker, []).append(call)
         total = Accumulator(reduce) if reduce else None
         places, outputs, failures = list[Tensor](), list[Tree](), list[Failure]()
         for worker, in_call in places_at.items():
@@ -297,7 +298,7 @@ class ShardedSimulator:
         }
         return places_at, self._call(calls)
 
-    def _call(self, calls: Mapping[int, Call], writes_state: bool = False) -> dict[int, Any]:
+    def _call(self, calls: Mapping[int, Call]) -> dict[int, Any]:
         """The value of each worker's call. Dead workers are replaced, and called again."""
         answers: dict[int, Answer] = {}
         remaining, deaths = dict(calls), 0
@@ -317,9 +318,6 @@ class ShardedSimulator:
             if error is not None:
                 raise error
         self.times.add(answers)
-        if writes_state:
-            for worker, call in calls.items():
-                self._uncommitted.setdefault(worker, []).append(call)
         return {worker: answer.value for worker, answer in answers.items()}
 
     def _replace(self, worker: int, reason: WorkerDiedError, call: Call, deaths: int) -> None:
@@ -376,14 +374,13 @@ class ShardedClientState:
     def commit(self, version: int) -> None:
         if self._federation.has_client_state:
             self._federation.call_all(Call("commit", {"version": version}))
-            self._federation.forget_uncommitted()
             self.opened_version = version
+        self._federation.forget_uncommitted()
         self.version = version
 
     def rollback(self) -> None:
-        if self._federation.has_client_state:
-            self._federation.call_all(Call("rollback"))
-            self._federation.forget_uncommitted()
+        self._federation.call_all(Call("rollback"))
+        self._federation.forget_uncommitted()
 
     def tensors(self) -> Tree:
         """The committed state, in the form of one simulator's: any number of shards can load it."""

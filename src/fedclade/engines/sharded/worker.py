@@ -51,6 +51,7 @@ class PartialResults:
         total: the sums, if the call has some.
         failures: the clients without a valid reply, by their number in the federation.
         traffic: the bytes sent.
+        has_temporary_state: whether the shard's clients have `TEMPORARY` state.
     """
 
     places: Tensor
@@ -58,6 +59,7 @@ class PartialResults:
     total: Accumulator | None
     failures: list[Failure]
     traffic: Traffic
+    has_temporary_state: bool
 
 
 class ShardWorker:
@@ -138,6 +140,7 @@ class ShardWorker:
                 for failure in collected.failures
             ],
             Traffic(after.up - before.up, after.down - before.down),
+            bool(self.simulator.client_state.temporary),
         )
 
     def evaluate(

@@ -13,16 +13,21 @@ from torch import Tensor
 from fedclade import CFL, IFCA, SCAFFOLD, Clade, CladeGroups, FedAvg, Local, Method
 from fedclade.conformance.checks import is_same
 from fedclade.conformance.example_clients import ragged_clients
+from fedclade.conformance.in_process_shards import in_process_shards
 from fedclade.conformance.method_run import MethodRun, cohorts_of
+from fedclade.core.federation import ModelAssignment
 from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import State
-from fedclade.core.pytree import Tree
+from fedclade.core.program_serialization import NodeContext
+from fedclade.core.pytree import Tree, tree_index
 from fedclade.data import Clients
 from fedclade.engines.sharded.calls import Call
 from fedclade.engines.sharded.federation import ShardedSimulator
 from fedclade.engines.sharded.workers import InProcessWorkers
+from fedclade.engines.simulator import Simulator
 from fedclade.errors import FedcladeError, InvalidInputError
 from fedclade.io.checkpoint import flatten
+from fedclade.training.personal_layer import PersonalConfig, PersonalLayer
 
 METHODS: dict[str, Callable[[], Method]] = {
     "fedavg": FedAvg,
@@ -128,6 +133,34 @@ def test_a_worker_without_client_state_can_be_replaced_from_memory() -> None:
     run = MethodRun(FedAvg(), "sharded", clients(), shards=2)
     workers_of(run).dies_before = kill_at(2)
     assert is_expected("fedavg", three_rounds(run))
+
+
+def test_a_worker_that_dies_has_the_temporary_state_of_its_clients_again() -> None:
+    """It is that of the scores of a personal layer; FedAvg has no other client state."""
+    run, ids = MethodRun(FedAvg(), "simulator", clients()), torch.arange(len(clients()))
+    shards = in_process_shards(clients(), NodeContext(run.objective), shards=2)
+    shards.init_client_state({})
+    workers, one = shards.workers, run.fed
+    assert isinstance(workers, InProcessWorkers)
+    assert isinstance(one, Simulator)
+    layer = PersonalLayer(PersonalConfig("interpolate", epochs=1), "interpolate", "classes")
+    start = {name: value[None] for name, value in run.params.items()}
+    shared = ModelAssignment.all_same(start, len(ids))
+
+    def use(fed: Simulator | ShardedSimulator) -> Tree:
+        assigned = layer.assignment(fed, run.method, shared, ids, 1)
+        workers.dies_before = kill_at(0)
+        return fed.models_of(assigned, ids, layer.program(run.method), key=1)
+
+    models, scores = use(one), one.client_state.read(ids)
+    assert len(scores) == 2
+    assert is_same(use(shards), models)
+    for worker in workers.workers.values():
+        kept = worker.simulator.client_state.read(torch.arange(len(worker.ids)))
+        assert is_same(kept, tree_index(scores, worker.ids))
+    shards.client_state.rollback()
+    for worker in workers.workers.values():
+        assert not worker.simulator.client_state.temporary
 
 
 @pytest.mark.parametrize("name", WITH_STATE)

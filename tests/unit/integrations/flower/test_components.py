@@ -23,6 +23,7 @@ import fedclade as fc
 from fedclade.conformance.in_process_federation import COMPATIBILITY_INFO, InProcessTransport
 from fedclade.core.functional_model import Objective
 from fedclade.core.losses import mse
+from fedclade.core.program import TEMPORARY
 from fedclade.engines.remote.membership import ClientRecord
 from fedclade.engines.remote.messages import Message, NodeError
 from fedclade.engines.remote.node import Node, StateSnapshot
@@ -255,6 +256,15 @@ def test_the_disk_store_loads_what_was_saved(tmp_path: Path) -> None:
     assert [each.transaction_id for each in state_store.load()[1]] == ["a-2"]
     assert len(list(tmp_path.rglob("transaction-*"))) == 1
     assert DiskStateStore(tmp_path, "other run").load() == ({}, [])
+
+
+def test_the_disk_store_keeps_temporary_state_of_clients_without_state(tmp_path: Path) -> None:
+    temporary = {f"{TEMPORARY}/right": torch.ones(2, 5)}
+    DiskStateStore(tmp_path, "run").save({}, [StateSnapshot("a-1", temporary, call=3)])
+    initial, (loaded,) = DiskStateStore(tmp_path, "run").load()
+    assert initial == {}
+    assert (loaded.transaction_id, loaded.call) == ("a-1", 3)
+    assert torch.equal(loaded.client_state[f"{TEMPORARY}/right"], torch.ones(2, 5))
 
 
 def test_only_the_owner_reads_it_and_old_runs_go(tmp_path: Path) -> None:
