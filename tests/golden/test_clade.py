@@ -19,6 +19,7 @@ from torch import nn
 
 import fedclade as fc
 from fedclade.clustering.class_shares import concentration
+from fedclade.clustering.individuals import FEWEST
 from fedclade.core import LocalTraining
 from fedclade.core.federation import ClientResults
 from fedclade.core.functional_model import Objective
@@ -196,9 +197,30 @@ class Scored:
 def test_which_candidates_remain(
     rounds: int, grouped: bool, scores: list[int], kept: list[int]
 ) -> None:
-    state = replace(opened(), rounds=torch.tensor(rounds), grouped=torch.tensor(grouped))
+    assert remaining(FEWEST, rounds, grouped, scores) == kept
+
+
+@pytest.mark.parametrize(
+    ("rounds", "scores", "kept"),
+    [(10, [70, 80, 90], [1, 3, 2]), (20, [89, 90, 88], [3]), (20, [90, 90, 88], [2])],
+)
+def test_of_few_clients_the_best_candidate_remains(
+    rounds: int, scores: list[int], kept: list[int]
+) -> None:
+    for grouped in (False, True):
+        assert remaining(FEWEST - 1, rounds, grouped, scores) == kept
+
+
+def remaining(clients: int, rounds: int, grouped: bool, scores: list[int]) -> list[int]:
+    """The numbers of models of the candidates that remain, in their order."""
+    state = replace(
+        opened(),
+        group_ids=torch.arange(clients) % 3,
+        rounds=torch.tensor(rounds),
+        grouped=torch.tensor(grouped),
+    )
     after = compare_candidates(Scored(*scores), state, ["trial"], 0)  # type: ignore[arg-type, list-item]
-    assert [len(set(candidate.tolist())) for candidate in after.candidates] == kept
+    return [len(set(candidate.tolist())) for candidate in after.candidates]
 
 
 def test_a_candidate_counts_as_its_better_trial() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedclade.aggregation.mean import weighted_mean
 from fedclade.aggregation.server_optimizer import served_state
+from fedclade.clustering.individuals import FEWEST
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
 from fedclade.core.method_state import UNKNOWN
 from fedclade.core.program import AnyProgram
@@ -179,8 +180,9 @@ def compare_candidates(
     pooled over clients.
 
     At the last check one candidate remains of those within one standard error of the best: the
-    first one if the clients differ in groups, else the one with the fewest models. Before,
-    candidates that are clearly worse are dropped.
+    first one if the clients differ in groups, else the one with the fewest models. Few clients
+    cannot show which, so among them the best remains. Before, candidates that are clearly worse are
+    dropped.
 
     Args:
         fed: the clients.
@@ -222,6 +224,8 @@ def compare_candidates(
         for number, score in enumerate(scores)
         if not scores[best] - score > allowed * math.sqrt(variances[best] + variances[number])
     ]
-    if not bool(state.grouped):
+    if len(ids) < FEWEST:
+        kept.sort(key=lambda number: -scores[number])
+    elif not bool(state.grouped):
         kept.sort(key=lambda number: (len(set(state.candidates[number].tolist())), -scores[number]))
     return state.with_candidates(kept[:1] if is_last else kept)
