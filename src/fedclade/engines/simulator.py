@@ -66,6 +66,8 @@ _CPU_BATCH_BYTES = 64 * 2**20
 _CUDA_BATCH_SHARE = 0.02
 # With fewer clients the sums of a chunk are larger than its replies.
 _CLIENTS_IN_A_CHUNK_SUM = 4
+# Larger states of clients are not compared to see whether clients predict with the same model.
+_MOST_STATE_COMPARED = 16 * 1024
 
 
 @dataclass
@@ -358,8 +360,8 @@ class Simulator:
     def _evaluate_one(
         self, assignment: ModelAssignment, ids: Tensor, request: EvalRequest, key: int
     ) -> Tree:
-        """Evaluate one request. Clients with the same model and the same test part share one
-        evaluation.
+        """Evaluate one request. Clients that predict with the same model on the same test part
+        share one evaluation.
         """
         ids = checked_ids(ids, len(self._sizes))
         finetune = request.finetune
@@ -368,7 +370,7 @@ class Simulator:
         evaluated = ids[with_data]
         assignment = self._on_device(assignment[with_data], len(with_data))
         personal = bool(assignment.local_params) or finetune is not None
-        pairs = torch.stack([evaluated if personal else assignment.model_ids, parts[with_data]], 1)
+        pairs = torch.stack([self._alike(assignment, evaluated, finetune), parts[with_data]], 1)
         distinct, pair_of = torch.unique(pairs, dim=0, return_inverse=True)
         first = torch.full((len(distinct),), len(with_data), dtype=torch.int64)
         first = first.scatter_reduce_(0, pair_of, torch.arange(len(with_data)), "amin")
@@ -435,6 +437,29 @@ class Simulator:
                 mean = value if name in over_outputs else value / values["examples"]
                 result[name][with_data] = mean[pair_of]
         return result
+
+    def _alike(
+        self, assignment: ModelAssignment, ids: Tensor, finetune: AnyProgram | None
+    ) -> Tensor:
+        """A number for each client; clients with the same number predict with the same model.
+
+        Args:
+            assignment: the model of each client.
+            ids: the clients.
+            finetune: see `EvalRequest`. If it reads no sample, it depends on the model and the
+                client's state alone.
+        """
+        if assignment.local_params or (finetune is not None and _reads_samples(finetune)):
+            return ids
+        if finetune is None:
+            return assignment.model_ids
+        if nbytes(self.client_state.initial) > _MOST_STATE_COMPARED:
+            return ids
+        state = self.client_state.read(ids.to(self.device))
+        rows = [value.reshape(len(ids), -1).double().cpu() for value in state.values()]
+        together = torch.cat([assignment.model_ids[:, None].double(), *rows], 1)
+        numbers: Tensor = torch.unique(together, dim=0, return_inverse=True)[1]
+        return numbers
 
     def _parts(self, split: Split, ids: Tensor) -> tuple[DeviceDataset, Tensor]:
         """The samples of a split, and the part of each client; -1 where it has none."""
@@ -755,6 +780,12 @@ def _uses_numpy(program: AnyProgram) -> bool:
     if isinstance(program, ChainedProgram):
         return _uses_numpy(program.first) or _uses_numpy(program.second)
     return not program.vectorized
+
+
+def _reads_samples(program: AnyProgram) -> bool:
+    if isinstance(program, ChainedProgram):
+        return _reads_samples(program.first) or _reads_samples(program.second)
+    return program.batches.part != "none"
 
 
 def _batch_samples(program: AnyProgram, longest: int) -> int:

@@ -21,7 +21,7 @@ from fedclade.core.functional_model import Batch, Objective
 from fedclade.core.local_sgd import sgd
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.losses import accuracy
-from fedclade.core.program import Program, chain
+from fedclade.core.program import Program, chain, without_steps
 from fedclade.core.pytree import Tree, add_prefix, nbytes, stack, strip_prefix
 from fedclade.core.rng import client_keys, fold_in
 from fedclade.data import Clients, from_arrays
@@ -1236,6 +1236,38 @@ def test_clients_that_share_a_model_and_a_test_part_are_fine_tuned_separately() 
         [EvalRequest(objective, {}, finetune=sgd(local_of(objective)))],
     )[0]
     assert actual["loss"][0] != actual["loss"][1]
+
+
+def test_clients_with_the_same_model_and_state_share_an_evaluation_without_fine_tuning() -> None:
+    """Their own part of the model depends on their state, as the class offsets of Clade."""
+    objective = objective_of(MLP(8))
+    clients = replace(with_tests(((9, 20),) * 4), test_part_id=torch.zeros(4, dtype=torch.int64))
+    fed = Simulator(clients)
+    fed.init_client_state({"scale": torch.tensor(1.0)})
+    fed.client_state.write(torch.tensor([2]), {"scale": torch.tensor([3.0])})
+    scaled = without_steps(
+        lambda params, memory: {
+            name: value * memory["scale"].reshape(-1, *[1] * (value.ndim - 1))
+            for name, value in params.items()
+        },
+        "scaled",
+    )
+    models = one_for_all(objective, 2).models
+    other = {name: torch.cat([value, 2 * value]) for name, value in models.items()}
+    assignment = ModelAssignment(other, torch.tensor([0, 0, 0, 1]))
+
+    def losses(of: Tensor) -> list[float]:
+        request = EvalRequest(objective, {}, finetune=scaled)
+        value: list[float] = fed.evaluate(assignment[of], of, [request])[0]["loss"].tolist()
+        return value
+
+    alone = [losses(torch.tensor([client]))[0] for client in range(4)]
+    before = fed.clock.asked
+    assert losses(torch.arange(4)) == alone
+    assert len(set(alone)) == 3
+    steps = fed.clock.asked - before
+    losses(torch.tensor([0, 2, 3]))
+    assert fed.clock.asked - before == 2 * steps  # client 1 has shared the evaluation of client 0
 
 
 def test_an_evaluation_changes_neither_client_state_nor_models() -> None:
