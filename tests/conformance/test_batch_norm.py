@@ -57,17 +57,31 @@ def under_test(name: str, batch_norm: BatchNorm) -> MethodUnderTest:
     return MethodUnderTest(CASES[name](), batch_norm=batch_norm)
 
 
+def _marks(engine: EngineName, batch_norm: BatchNorm, check: Check) -> list[pytest.MarkDecorator]:
+    """Averaged statistics are parameters like others, and test_methods.py resumes those on every
+    engine; this is the longest check.
+    """
+    is_repeated = batch_norm == "average" and engine != "simulator"
+    return [pytest.mark.slow] if is_repeated and check.name == "run_can_be_resumed" else []
+
+
 @pytest.mark.parametrize(
-    ("batch_norm", "check"),
+    ("engine", "batch_norm", "check"),
     [
-        pytest.param(batch_norm, check, id=f"{batch_norm}-{check.name}")
+        pytest.param(
+            engine,
+            batch_norm,
+            check,
+            id=f"{engine}-{batch_norm}-{check.name}",
+            marks=_marks(engine, batch_norm, check),
+        )
+        for engine in ENGINES
         for batch_norm, names in SETTINGS.items()
         for check in CHECKS
         if check.name in names
     ],
 )
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.filterwarnings("ignore:manifold")  # these federations are too small for UMAP
 def test_method_passes(name: str, engine: EngineName, check: Check, batch_norm: BatchNorm) -> None:
     if batch_norm == "own" and name in REFUSED:
