@@ -59,9 +59,10 @@ class Clade(CladeGroups):
     rounds the candidates are compared by the accuracy on these samples over all clients, as they
     are and after five epochs of each client's own. Of those within one standard error the merged
     groups remain if the clients differ in groups, else the candidate with the fewest models; the
-    signatures' tree is compared with trees of individuals. Without groups there is nothing to
-    decide. Then it is FedAvg in each group, with Nesterov momentum on the server and the mean of
-    the models over the rounds in use (`server.optimizer`, `server.serve`).
+    signatures' tree is compared with trees of individuals. Fewer than eight clients cannot show
+    this, so of their candidates the best remains. Without groups there is nothing to decide. Then
+    it is FedAvg in each group, with Nesterov momentum on the server and the mean of the models over
+    the rounds in use (`server.optimizer`, `server.serve`).
 
     Without class labels, or without a bias in the last linear layer, there is no class prior and no
     merging.
