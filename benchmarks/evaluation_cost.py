@@ -1,4 +1,4 @@
-"""What evaluation costs with Clade's personal layer, beside FedAvg.
+"""What evaluation costs with Clade's personal layer, and with FedAvg.
 
 python benchmarks/evaluation_cost.py [--data-root FOLDER]
     [--out results/methods/evaluation_cost.json]
