@@ -26,15 +26,17 @@ Entry = tuple[Any, Any]
 MAX_PROGRAMS = 64  # of one objective or encoder
 _lock = Lock()
 _without_owner: dict[Hashable, Entry] = {}
+_changing_arguments: dict[Callable[..., Any], frozenset[str]] = {}
 
 
 def cached_program(factory: Callable[P, MadeProgram]) -> Callable[P, MadeProgram]:
     """Make the functions of a program once for equal arguments.
 
     Equal arguments give the same program. Arguments that differ only in the learning rate of
-    `LocalTraining`, or in the `hyperparams` of a program, give a new program with the same
-    functions. So these functions must read such numbers from `broadcast`; every other argument may
-    be read from the closure. Programs with an argument that cannot be hashed are not cached.
+    `LocalTraining`, in the `hyperparams` of a program, or in numbers that `changing_arguments`
+    names, give a new program with the same functions. So these functions must read such numbers
+    from `broadcast`; every other argument may be read from the closure. Programs with an argument
+    that cannot be hashed are not cached.
     """
     signature = inspect.signature(factory)
 
@@ -47,6 +49,20 @@ def cached_program(factory: Callable[P, MadeProgram]) -> Callable[P, MadeProgram
     return make
 
 
+def changing_arguments(
+    *names: str,
+) -> Callable[[Callable[P, MadeProgram]], Callable[P, MadeProgram]]:
+    """Declare arguments of a factory that change between rounds: numbers that it passes on as
+    `hyperparams` of its program, and that its functions read from `broadcast`.
+    """
+
+    def declare(factory: Callable[P, MadeProgram]) -> Callable[P, MadeProgram]:
+        _changing_arguments[factory] = frozenset(names)
+        return factory
+
+    return declare
+
+
 def make_cached(factory: Callable[..., MadeProgram], bound: inspect.BoundArguments) -> MadeProgram:
     """The program of one call of `factory`; see `cached_program`.
 
@@ -55,12 +71,18 @@ def make_cached(factory: Callable[..., MadeProgram], bound: inspect.BoundArgumen
         bound: the arguments of the call, with defaults.
     """
     values = tuple(bound.arguments.values())
-    key = (factory, *map(_fixed, values))
+    free = _changing_arguments.get(factory, frozenset())
+    key = (
+        factory,
+        *(None if name in free else _fixed(value) for name, value in bound.arguments.items()),
+    )
     try:
         hash(key)
     except TypeError:
         return factory(*bound.args, **bound.kwargs)
-    changing = tuple(map(_changing, values))
+    changing = tuple(
+        value if name in free else _changing(value) for name, value in bound.arguments.items()
+    )
     owner = _owner(values)
     entries = _without_owner if owner is None else owner.programs
     entry = _read(entries, key)

@@ -15,6 +15,7 @@ from fedclade.core.program import (
     is_natively_batched,
     natively_batched,
 )
+from fedclade.core.program_cache import changing_arguments
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, add_prefix, strip_prefix
 from fedclade.errors import InvalidInputError
@@ -26,13 +27,16 @@ COUNT = "count"
 WITHIN = "within"
 """The output that says whether the change was within the clip: ± WITHIN_SHARE · clip."""
 COUNT_SHARE, WITHIN_SHARE = 0.3, 0.1
+CLIP = "clip"
+"""The hyperparameter."""
 MODEL_PREFIXES = ("", "y/")
 """What stands before the names of weights in a reply; "y/" in SCAFFOLD's."""
 _SENT = "sent"  # the prefix of the weights that the server sent, for the last program of a chain
-_ROUNDING = 1 - 2.0**-20  # more than float32 loses when a change is scaled
+_ROUNDING = 1 - 2.0**-20  # more than float32 loses in the clip and when a change is scaled
 
 
 @serializable_program
+@changing_arguments("clip")  # an adaptive clip has a new value in each round
 def clipped_update(
     program: AnyProgram, clip: float, has_count: bool = False, has_within: bool = False
 ) -> AnyProgram:
@@ -60,7 +64,7 @@ def clipped_update(
 
         return replace(program, second=second, connect=connect, spec=None)
     fixed = COUNT_SHARE**2 * has_count + WITHIN_SHARE**2 * has_within
-    longest = clip * math.sqrt(1 - fixed) * _ROUNDING
+    share = math.sqrt(1 - fixed) * _ROUNDING
     is_stacked = is_natively_batched(program.finish)
     if is_stacked and not is_natively_batched(program.start):
         raise InvalidInputError(
@@ -83,7 +87,9 @@ def clipped_update(
         received = strip_prefix("received", const)
         changes = {name: value - reference(name, received, 0) for name, value in reply.items()}
         norm = _norm(changes, is_stacked)
-        factor = (longest / norm.clamp_min(longest)).to(torch.float32)
+        clip = broadcast[CLIP]
+        longest = clip.double() * share
+        factor = (longest / norm.maximum(longest)).to(torch.float32)
         clipped = {
             name: torch.where(
                 _broadcast(norm.isfinite(), change), change * _broadcast(factor, change), 0.0
@@ -104,7 +110,10 @@ def clipped_update(
         natively_batched(step)
     if is_stacked:
         natively_batched(finish)
-    return replace(program, start=start, step=step, finish=finish, spec=None)
+    hyperparams = {**program.hyperparams, CLIP: clip}
+    return replace(
+        program, start=start, step=step, finish=finish, hyperparams=hyperparams, spec=None
+    )
 
 
 def reference(name: str, models: Tree, otherwise: Tensor | float) -> Tensor | float:

@@ -18,6 +18,7 @@ from fedclade.core.program import AnyProgram, ChainedProgram, Program, chain
 from fedclade.core.program_cache import MAX_PROGRAMS, cached_program
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree
+from fedclade.programs.clipped_update import clipped_update
 from fedclade.programs.secret_parameter_order import in_secret_order
 
 
@@ -155,3 +156,11 @@ def test_the_steps_of_a_cached_program_still_run(objective: Objective) -> None:
     lr = {"lr": torch.tensor(program.hyperparams["lr"])}
     weights, _ = program.finish({}, {}, program.step(lr, {}, carry, batch))
     assert weights.keys() == objective.params().keys()
+
+
+def test_a_new_clip_keeps_the_functions(objective: Objective) -> None:
+    program = sgd(LocalTraining(objective, 0.1))
+    first, second = (clipped_update(program, clip) for clip in (0.1, 0.2))
+    assert first.functions == second.functions
+    assert (first.hyperparams["clip"], second.hyperparams["clip"]) == (0.1, 0.2)
+    assert clipped_update(program, 0.1, has_count=True).functions != first.functions
