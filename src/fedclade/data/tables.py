@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -477,11 +478,14 @@ def _coded(table: pa.Table, column: str) -> tuple[Ints, tuple[str, ...]]:
 
 
 def _ordered(names: Sequence[str]) -> list[str]:
-    """Sorted: as numbers if all are numbers, otherwise as text."""
+    """Sorted: as numbers if all are finite numbers, otherwise as text."""
     try:
-        return sorted(names, key=lambda name: (float(name), name))
+        numbers = [float(name) for name in names]
     except ValueError:
         return sorted(names)
+    if not all(map(math.isfinite, numbers)):  # "nan" has no place among numbers
+        return sorted(names)
+    return [name for _, name in sorted(zip(numbers, names, strict=True))]
 
 
 def _listed(names: Sequence[str]) -> str:

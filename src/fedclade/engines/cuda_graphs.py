@@ -171,7 +171,7 @@ def _no_garbage_collected() -> Iterator[None]:
 
 
 class CudaGraphCache:
-    """The captured programs of a federation. A program that runs once is not captured.
+    """The captured programs of a federation. A stack of clients that comes once is not captured.
 
     The kernels are the same with and without a graph, so results do not depend on when a program
     is captured.
@@ -205,19 +205,21 @@ class CudaGraphCache:
             len(reader.client_ids),
             shapes(broadcast, const, carry),
         )
-        captured = self._captures.get(
-            key, lambda: CapturedStep(step, reader, longest, broadcast, const, carry)
-        )
-        if captured is None:
-            return None
-        try:
-            return captured.run(reader, broadcast, const, carry)
-        except RuntimeError as error:
-            if "captur" not in str(error):
-                raise
-            # The step reads a value from the device. From now on it runs without a graph.
-            self._captures.give_up(key)
-            return None
+        # Streams and graphs are made on the current device, which need not be that of the samples.
+        with torch.cuda.device(dataset.device):
+            captured = self._captures.get(
+                key, lambda: CapturedStep(step, reader, longest, broadcast, const, carry)
+            )
+            if captured is None:
+                return None
+            try:
+                return captured.run(reader, broadcast, const, carry)
+            except RuntimeError as error:
+                if "captur" not in str(error):
+                    raise
+                # The step reads a value from the device. From now on it runs without a graph.
+                self._captures.give_up(key)
+                return None
 
 
 def _fits(carry: Tree) -> bool:

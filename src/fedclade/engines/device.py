@@ -17,11 +17,12 @@ Precision: TypeAlias = Literal["tf32", "float32", "bf16"]
 def pick_device(device: str) -> torch.device:
     """The torch device of this name; "auto" is CUDA if there is a CUDA device."""
     device = str(device)  # also accepts a torch.device
+    kind, _, index = device.partition(":")
     require(
-        device in ("auto", "cpu", "cuda") or device.startswith("cuda:"),
+        device in ("auto", "cpu", "cuda") or (kind == "cuda" and index.isdecimal()),
         "device",
         device,
-        "must be 'auto', 'cpu' or 'cuda'",
+        "must be 'auto', 'cpu', 'cuda' or 'cuda:' with a number",
     )
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -30,6 +31,10 @@ def pick_device(device: str) -> torch.device:
             f"device = {device!r}: torch finds no CUDA device. Use device = 'cpu' or 'auto'.",
             "device",
         )
+    if index:
+        found = torch.cuda.device_count()
+        allowed = f"torch finds {found} CUDA devices, from 'cuda:0' to 'cuda:{found - 1}'"
+        require(int(index) < found, "device", device, allowed)
     return torch.device(device)
 
 

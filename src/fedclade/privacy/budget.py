@@ -191,7 +191,7 @@ class PrivacyBudget:
         if self._planned is not None:
             release, times = self._planned
             if releases.keys() == {release} and releases[release] <= times:
-                return True  # without computing ε in each round
+                return True  # computing ε takes longer
         return epsilon_of(releases.items(), self.delta) <= self.epsilon
 
     def _write(self) -> None:

@@ -505,3 +505,13 @@ def test_rows_are_encoded_alike_however_they_are_stored(
     np.testing.assert_array_equal(x[:, 0], expected)
     np.testing.assert_array_equal(x[:, 1], missing)
     np.testing.assert_array_equal(x[:, 2], (values == 7) & ~missing)
+
+
+def test_the_order_of_clients_does_not_depend_on_that_of_the_rows(tmp_path: Path) -> None:
+    """Not even with a client that is called nan."""
+    rows = [f"{client},1,{number % 2}" for number, client in enumerate(["10", "nan", "9", "9"])]
+    names = []
+    for order in (rows, rows[::-1]):
+        text = "\n".join(["site,a,sick", *order])
+        names.append(from_text(tmp_path, text, client="site", target="sick", test=0.0).names)
+    assert names[0] == names[1]

@@ -26,6 +26,7 @@ from fedclade.core.pytree import Tree, add_prefix, nbytes, stack, strip_prefix
 from fedclade.core.rng import client_keys, fold_in
 from fedclade.data import Clients, from_arrays
 from fedclade.engines.base import EvalRequest
+from fedclade.engines.device import pick_device
 from fedclade.engines.simulator import Faults, Simulator
 from fedclade.errors import InvalidInputError, VectorizationError
 from fedclade.models import MLP, LeNet5, Logistic, ModelSpec, SmallCNN
@@ -759,7 +760,7 @@ def test_an_unknown_precision_is_refused_with_the_known_ones(ragged: Clients) ->
     assert all(name in str(caught.value) for name in ("'half'", "'tf32'", "'float32'"))
 
 
-@pytest.mark.parametrize("device", ["tpu", "cudas", ""])
+@pytest.mark.parametrize("device", ["tpu", "cudas", "", "cuda:x", "cuda:", "cpu:0"])
 def test_an_unknown_device_is_refused_with_the_known_ones(ragged: Clients, device: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         Simulator(ragged, device=device)
@@ -777,6 +778,16 @@ def test_cuda_without_a_device_is_refused_with_the_alternatives(
     assert caught.value.field == "device"
     assert all(name in str(caught.value) for name in (repr(device), "'cpu'", "'auto'"))
     assert Simulator(ragged, device="auto").device == torch.device("cpu")
+
+
+def test_a_cuda_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(InvalidInputError) as caught:
+        pick_device("cuda:2")
+    assert caught.value.field == "device"
+    assert all(name in str(caught.value) for name in ("'cuda:2'", "'cuda:0'", "'cuda:1'"))
 
 
 # Programs that cannot share a step
