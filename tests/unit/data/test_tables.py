@@ -507,11 +507,11 @@ def test_rows_are_encoded_alike_however_they_are_stored(
     np.testing.assert_array_equal(x[:, 2], (values == 7) & ~missing)
 
 
-def test_the_order_of_clients_does_not_depend_on_that_of_the_rows(tmp_path: Path) -> None:
+def test_the_order_of_clients_does_not_depend_on_that_of_the_rows() -> None:
     """Not even with a client that is called nan."""
-    rows = [f"{client},1,{number % 2}" for number, client in enumerate(["10", "nan", "9", "9"])]
+    rows = {"site": ["3", "nan", "1"], "a": [1, 2, 3], "sick": [0, 1, 0]}
     names = []
-    for order in (rows, rows[::-1]):
-        text = "\n".join(["site,a,sick", *order])
-        names.append(from_text(tmp_path, text, client="site", target="sick", test=0.0).names)
+    for step in (1, -1):
+        frame = pa.table({column: values[::step] for column, values in rows.items()})
+        names.append(fc.data.from_frame(frame, client="site", target="sick", test=0.0).names)
     assert names[0] == names[1]
