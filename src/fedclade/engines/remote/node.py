@@ -304,6 +304,8 @@ class Node:
         except (RuntimeError, ValueError, TypeError):
             if len(local_ids) == 1:
                 raise
+            # The clients that were done before the error start again, too.
+            snapshots = self._restore_state(message)
             results = [
                 self._run_alone(run, place, int(local_ids[place])) for place in everyone[:, None]
             ]

@@ -236,8 +236,24 @@ def test_a_client_whose_data_break_the_program_fails_alone(
     assert [failure.client for failure in results.failures] == [4]
 
 
-def committed(fed: Remote, ids: torch.Tensor) -> Tree:
-    return fed.read(ids)
+def test_a_client_that_fails_does_not_train_the_others_twice(
+    ragged: Clients, context: NodeContext, local: LocalTraining
+) -> None:
+    """Local: the model of a client is its state. Client 4 has a label without an output."""
+    method, y = Local().with_local_config(local), ragged.y.clone()
+    y[ragged.train[4]] = 77
+    broken, clean = (Remote(data, context, chunk=1) for data in (replace(ragged, y=y), ragged))
+    others = torch.tensor([0, 1, 2, 3, 5])
+    for fed, ids in ((broken, everyone(ragged)), (clean, others)):
+        fed.init_client_state(method.initial_client_state(local.objective.params()))
+        state = method.init(fed, local.objective.params(), 0)
+        fed.client_state.commit(0)
+        for number in (1, 2):
+            state = method.round(fed, state, ids, key=number)
+            fed.client_state.commit(number)
+    expected = clean.read(others)
+    for name, value in broken.read(others).items():
+        assert torch.equal(value, expected[name])
 
 
 def test_state_of_a_transaction_without_answer_does_not_count(
