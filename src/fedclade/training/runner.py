@@ -357,18 +357,19 @@ class TrainingRun:
         """Train and evaluate. `out`: the run directory; `resume`: continue the run it holds."""
         if self.local.lr == AUTO:
             return self.with_chosen_lr(out, resume).run(out, resume, on_round)
+        # First: the end of `state_folder` would remove the state of a run that is already there.
+        store = RunDirectory.open(out, resume) if out is not None else None
         is_on_disk = self.federation is None and self.engine.client_state == "disk"
         with state_folder(out) if is_on_disk else nullcontext() as folder:
-            return self._run(prepare(self, folder), out, resume, on_round)
+            return self._run(prepare(self, folder), store, resume, on_round)
 
     def _run(
         self,
         setup: RunSetup,
-        out: str | os.PathLike[str] | None,
+        store: RunDirectory | None,
         resume: bool,
         on_round: OnRound | None,
     ) -> Result:
-        store = RunDirectory.open(out, resume) if out is not None else None
         found = _latest_checkpoint(setup, store) if store is not None else None
         if store is not None and resume:
             finished = _finished(setup, store)

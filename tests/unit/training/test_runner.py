@@ -20,6 +20,8 @@ import fedclade as fc
 from fedclade.core.rng import fold_in
 from fedclade.data import Clients
 from fedclade.training.client_sampling import cohort_of
+from fedclade.training.config import EngineConfig
+from fedclade.training.runner import TrainingRun
 
 METHODS = pytest.mark.parametrize(
     "method",
@@ -589,6 +591,23 @@ def test_files_are_valid_json_even_if_a_number_is_infinite(digits: Clients, tmp_
         out=tmp_path / "run",
     )
     strict_json((tmp_path / "run" / "summary.json").read_text())
+
+
+def test_a_refused_run_leaves_the_client_state_of_the_run_in_its_folder(
+    digits: Clients, tmp_path: Path
+) -> None:
+    """The other run has begun, and its clients' state is on disk while it lasts."""
+    (tmp_path / "client_state").mkdir()
+    rows = tmp_path / "client_state" / "rows"
+    for path in (tmp_path / "experiment.toml", rows):
+        path.write_text("live")
+    engine = EngineConfig(client_state="disk")
+    run = TrainingRun(
+        fc.SCAFFOLD(), digits, fc.models.MLP(8), fc.LocalConfig(), fc.TrainingConfig(), engine
+    )
+    with pytest.raises(fc.InvalidInputError, check=lambda error: error.field == "out"):
+        run.run(tmp_path)
+    assert rows.read_text() == "live"
 
 
 def test_without_out_nothing_is_written(
