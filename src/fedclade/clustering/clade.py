@@ -23,6 +23,7 @@ from fedclade.clustering.linkage import LinkageMatrix, cut_ratio, micro_clusters
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 # A tenth of a percent of the mean variance: directions without variance are not amplified.
 _RIDGE = 1e-3
@@ -288,6 +289,22 @@ def effective_sizes(size: Array, scatter: Array, variance: float) -> Array:
         return size
     weight = size / (1 + variance / (_mean_variance(size, scatter) * size))
     return np.asarray(weight * (size.sum() / weight.sum()))
+
+
+def scatter_of_all(scatter: Array, size: Array, labels: Labels, has_answered: Bools) -> Array:
+    """The scatter (K, e, e) of all clients of each group, from that of the clients that answered:
+    each degree of freedom has the same scatter on average.
+
+    Args:
+        scatter: (K, e, e) the scatter of the samples of the clients that answered.
+        size: (M,) the sizes n of all clients.
+        labels: (M,) the group of each client.
+        has_answered: (M,) whether the client is in `scatter`.
+    """
+    degrees = np.bincount(labels, size - 1, len(scatter))
+    found = np.bincount(labels[has_answered], size[has_answered] - 1, len(scatter))
+    share: Array = degrees / np.where(found > 0, found, degrees).clip(1)
+    return scatter * share[:, None, None]
 
 
 def scatter_with_noise(

@@ -177,7 +177,7 @@ def compare_candidates(
     fed: Federation, state: CladeState, trials: Sequence[AnyProgram], key: int
 ) -> CladeState:
     """In rounds 10 and 20 of the candidates, drop candidates by their scores on held-out samples,
-    pooled over clients.
+    pooled over clients. Without such samples the first one remains.
 
     At the last check one candidate remains of those within one standard error of the best: the
     first one if the clients differ in groups, else the one with the fewest models. Few clients
@@ -191,7 +191,9 @@ def compare_candidates(
             their scores.
         key: the randomness of the round.
     """
-    if int(state.rounds - state.opened_in) not in OPEN_ROUNDS:
+    age = int(state.rounds - state.opened_in)
+    is_last = age >= OPEN_ROUNDS[-1]  # later rounds repeat a check that nobody answered
+    if not is_last and age not in OPEN_ROUNDS:
         return state
     ids = torch.nonzero(state.group_ids != UNKNOWN).flatten()
     order = np.random.default_rng(fold_in(key, "scored")).permutation(len(ids))
@@ -208,8 +210,10 @@ def compare_candidates(
             trial_key = fold_in(key, f"candidate {number}")
             sums = fed.map(trial, ids, per_client=assignment, key=trial_key, reduce=everyone).sums
             total = {name: float(value[0]) for name, value in sums.items()}
-            if not total.get("examples"):
-                return state  # no client replied, or none has held-out samples
+            if not sums:
+                return state
+            if not total["examples"]:  # clients are too small to hold samples out
+                return state.with_candidates([0]) if is_last else state
             mean = total["score"] / total["examples"]
             variance = max(0.0, total["square"] / total["examples"] - mean**2)
             means.append((mean, variance / total["examples"]))
@@ -217,7 +221,6 @@ def compare_candidates(
         scores.append(best_mean)
         variances.append(variance)
     best = int(np.argmax(scores))
-    is_last = int(state.rounds - state.opened_in) == OPEN_ROUNDS[-1]
     allowed = ALMOST_EQUAL if is_last else CLEARLY_WORSE
     kept = [
         number

@@ -81,7 +81,8 @@ def learn_class_shares(
     kappa = concentration(counts.sum(0).numpy(), *moments)
     shares = counts.sum(0).clamp_min(0.5)
     prior = (shares / shares.sum()).float()
-    keep_offsets(fed, ids, prior, kappa, key)
+    had_offsets = math.isfinite(float(getattr(base, "kappa", math.inf)))
+    keep_offsets(fed, ids, prior, kappa, key, had_offsets)
     if len(base) < 2:
         return ClassShares(prior, kappa, unmerged)
     freedom = max(1.0, float(statistics["freedom"].sum()))
@@ -110,8 +111,15 @@ def _statistics(
     return {name: value.double().cpu() for name, value in sums.items()}
 
 
-def keep_offsets(fed: Federation, ids: Tensor, prior: Tensor, kappa: float, key: int) -> None:
-    """Each of these clients keeps its offset o_i, if κ is finite.
+def keep_offsets(
+    fed: Federation,
+    ids: Tensor,
+    prior: Tensor,
+    kappa: float,
+    key: int,
+    had_offsets: bool = False,
+) -> None:
+    """Each of these clients keeps its offset o_i: 0 if κ is infinite.
 
     Args:
         fed: the clients.
@@ -119,7 +127,8 @@ def keep_offsets(fed: Federation, ids: Tensor, prior: Tensor, kappa: float, key:
         prior: π.
         kappa: κ.
         key: the randomness of this call.
+        had_offsets: whether clients may have other offsets than 0.
     """
-    if math.isfinite(kappa) and len(ids):
+    if (math.isfinite(kappa) or had_offsets) and len(ids):
         broadcast = {"prior": prior, "kappa": torch.tensor(kappa)}
         fed.map(keep_class_offset(len(prior)), ids, broadcast=broadcast, key=key)

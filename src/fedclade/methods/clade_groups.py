@@ -9,7 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.clustering.clade import effective_sizes, scatter_with_noise, split_groups
+from fedclade.clustering.clade import (
+    effective_sizes,
+    scatter_of_all,
+    scatter_with_noise,
+    split_groups,
+)
 from fedclade.clustering.graph import canonical_labels
 from fedclade.core.federation import ClientResults, Federation, ModelAssignment, SegmentSum
 from fedclade.core.local_sgd import sgd
@@ -160,7 +165,11 @@ class CladeGroups(DPSignatureMethod[CladeGroupsState]):
                 level = self._signatures(
                     fed, rows[asked], replies.ids[asked], key, torch.from_numpy(labels)[asked]
                 )
-            scatter = scatter_with_noise(self._scatter(level), size, self.variance, labels)
+                if not len(level.ids):
+                    break
+            has_answered = torch.isin(replies.ids, level.ids).numpy()
+            reported = scatter_of_all(self._scatter(level), size, labels, has_answered)
+            scatter = scatter_with_noise(reported, size, self.variance, labels)
             labels, candidates = split_groups(
                 means,
                 weight,

@@ -83,6 +83,7 @@ def class_statistics(objective: Objective, size: int, key: int) -> Program:
 def keep_class_offset(classes: int) -> Program:
     """The client keeps o_ic = log[(n_ic + κ π_c) / ((n_i + κ) π_c)]. Its shares n_ic / n_i are
     drawn towards those of all clients, π ("prior"), as far as they differ by chance (κ, "kappa").
+    If κ is infinite o_i is 0.
 
     Args:
         classes: the number of classes C.
@@ -99,7 +100,7 @@ def keep_class_offset(classes: int) -> Program:
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree]:
         n, prior, kappa = carry["counts"], broadcast["prior"], broadcast["kappa"]
         offset = torch.log((n + kappa * prior) / ((n.sum() + kappa) * prior))
-        return {}, const | {OFFSET: offset}
+        return {}, const | {OFFSET: torch.where(kappa.isinf(), 0.0, offset)}
 
     return Program(start, step, finish, Batches.whole(), "keep_class_offset")
 

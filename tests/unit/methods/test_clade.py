@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -12,8 +12,11 @@ from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
 import fedclade as fc
+from fedclade.aggregation.federation_view import FederationView
 from fedclade.core import LocalTraining
+from fedclade.core.federation import ClientResults
 from fedclade.core.functional_model import Objective
+from fedclade.core.program import AnyProgram
 from fedclade.core.rng import fold_in
 from fedclade.data import (
     Clients,
@@ -21,6 +24,7 @@ from fedclade.data import (
     Iid,
     LabelClusters,
     LabelPermutation,
+    RaggedIndex,
     Rotation,
     Scheme,
     from_arrays,
@@ -28,6 +32,7 @@ from fedclade.data import (
     partition,
 )
 from fedclade.methods._candidates import CladeState
+from fedclade.methods._class_prior import keep_offsets
 
 FAST: dict[str, Any] = {"device": "cpu", "eval_every": 0, "lr": 0.1, "epochs": 2}
 
@@ -242,3 +247,47 @@ def test_signatures_with_noise_are_refused() -> None:
     with pytest.raises(fc.InvalidInputError) as caught:
         fc.Clade(signature_epsilon=1.0)
     assert caught.value.field == "method.signature_epsilon"
+
+
+@dataclass(frozen=True)
+class _Silent(FederationView):
+    """The same clients, who do not answer these programs."""
+
+    programs: set[str] = field(default_factory=set)
+
+    def map(self, program: AnyProgram, ids: torch.Tensor, **rest: Any) -> ClientResults:
+        results = super().map(program, ids, **rest)
+        return replace(results, sums={}) if program.name in self.programs else results
+
+
+def test_a_comparison_that_nobody_answers_is_repeated_in_the_next_round() -> None:
+    method, fed, state = started(digits(LabelPermutation(clusters=2), clients=6))
+    silent = _Silent(fed)
+    for number in range(22):
+        silent.programs.clear()
+        if 9 < number < 20:
+            silent.programs.update(trial.name for trial in method._trials(state))
+        state = method.round(silent, state, torch.arange(6), key=fold_in(1, number))
+        assert state.is_open == (number < 20)  # round 21 is the first after the last check
+    assert len(state) == 2
+
+
+def test_without_held_out_samples_the_first_candidate_remains() -> None:
+    clients = digits(LabelPermutation(clusters=2), clients=6)
+    method, _, state = started(clients)
+    few = RaggedIndex.of([clients.train[client][:4] for client in range(6)])
+    fed = fc.Simulator(replace(clients, train=few))
+    fed.init_client_state(method.initial_client_state(method.local.objective.params()))
+    state = trained(method, fed, state, rounds=19)
+    assert state.is_open
+    state = trained(method, fed, state, rounds=1)
+    assert not state.is_open
+    assert adjusted_rand_score(clients.groups, state.cluster_ids) == 1.0
+
+
+def test_offsets_are_zero_again_once_class_shares_differ_by_chance() -> None:
+    _, fed, state = started(digits(LabelClusters(clusters=5, classes=2)))
+    ids = torch.arange(len(fed.sizes))
+    assert bool((fed.client_state.read(ids)["class_offset"] != 0).any())
+    keep_offsets(fed, ids, state.prior, math.inf, key=0, had_offsets=True)
+    assert bool((fed.client_state.read(ids)["class_offset"] == 0).all())

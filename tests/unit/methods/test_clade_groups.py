@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ import fedclade as fc
 from fedclade.core import LocalTraining, ModelAssignment
 from fedclade.core.functional_model import Objective
 from fedclade.core.program_serialization import NodeContext, from_spec, to_spec
-from fedclade.core.pytree import stack
+from fedclade.core.pytree import Tree, stack
 from fedclade.core.rng import fold_in
 from fedclade.data import (
     Clients,
@@ -281,3 +282,20 @@ def test_reclustering_is_refused_with_epsilon() -> None:
         check=lambda error: error.field == "method.recluster_every",
     ):
         fc.CladeGroups(recluster_every=10, signature_epsilon=1.0)
+
+
+@pytest.mark.parametrize("answering", [0, 10])
+def test_clients_that_do_not_answer_at_a_later_level_make_no_groups(answering: int) -> None:
+    """Their group has the scatter of those that answered, for all of its clients."""
+    clients = partition(load("digits"), LabelPermutation(clusters=2), clients=40, seed=0, probe=0)
+    method, _, objective = bound(clients, fc.CladeGroups())
+    asked: Counter[int] = Counter()
+
+    def faults(key: int, client: int, reply: Tree) -> Tree | None:
+        asked[client] += 1
+        return reply if asked[client] == 1 or client < answering else None
+
+    fed = fc.Simulator(clients, faults=faults)
+    found = method.init(fed, objective.params(), fold_in(0, "init")).cluster_ids
+    assert max(asked.values()) > 1
+    assert adjusted_rand_score(clients.groups, found) == 1.0
