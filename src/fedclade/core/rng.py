@@ -2,8 +2,8 @@
 
 On the server a key is an integer, and `fold_in` makes a new key for each purpose and round. On the
 device a key is a tensor of 32-bit numbers, one per client, hashed with counters (epoch, step,
-position). No number is drawn from a generator, so it depends neither on the order of the clients
-nor on the other clients, and is the same on every device.
+position). No client's number is drawn from a generator, so it depends neither on the order of the
+clients nor on the other clients, and is the same on every device.
 """
 
 from __future__ import annotations
