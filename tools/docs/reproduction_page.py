@@ -38,10 +38,23 @@ ABOUT = """# The papers, reproduced
 
 `python tools/docs/reproduction_page.py` makes this page and the page of each paper from
 [results](../results/papers), which `fedclade reproduce TABLE` wrote; a test compares them. Rows *in
-italics* are ours: the paper does not have them. "within" means within the tolerance of the table. A
-table's file in src/fedclade/reproduce/tables/ has all settings and tolerances. Accuracy is the
-unweighted mean over all clients, each on its own test data.
+italics* are ours: the paper does not have them. A table's file in src/fedclade/reproduce/tables/
+has all settings and tolerances. Accuracy is the unweighted mean over all clients, each on its own
+test data.
+
+The words and columns of the tables:
+
+- **judgment**: *within* the tolerance of the table, or outside it: *better* or *worse*, by the
+  direction of the difference, and *differs* for numbers without a direction, such as that of
+  groups; *not reached* if our runs have no such number. Nothing is judged without a number of the
+  paper, and in rows with a star. The number in brackets is that of a footnote.
+- **worst tenth, %**: the mean accuracy of the tenth of the clients with the lowest accuracy.
+- **variance, %²**: the variance of the accuracy over clients.
+- **worse than FedAvg, %** and **worse than Local, %**: the share of clients with a lower accuracy
+  than under FedAvg, or Local, in the same table.
 """
+# What else is measured for a table that has no page yet.
+ELSEWHERE = {"pfl_cifar10": "[the speed and the accuracy](speed.md#pfls-benchmark-on-cifar-10) are"}
 BENCHMARKS = """Numbers of other benchmarks, which are not counted above; in brackets, as above,
 the cells with a published number."""
 
@@ -99,7 +112,8 @@ def _place(name: str, outcome: Outcome | None) -> str:
     cells = count(table, outcome)
     numbers = f" ({cells})" if cells.total else ""
     if outcome is None:
-        return f"{table.title}{numbers}: not yet measured, `fedclade reproduce {name}`"
+        rest = f"; {ELSEWHERE[name]} measured" if name in ELSEWHERE else ""
+        return f"{table.title}{numbers}: not yet measured, `fedclade reproduce {name}`{rest}"
     return f"[{outcome.title}](reproduction/{_paper(outcome)}.md#{_anchor(outcome.title)}){numbers}"
 
 

@@ -12,7 +12,7 @@ from fedclade.reproduce.panels import Picture
 from fedclade.reproduce.paper_metrics import metric_text
 
 _DIGITS = 2
-IMPORTED = "\\* The paper took this number from another protocol: it is printed and not judged."
+IMPORTED = "\\* The paper's number comes from another protocol: it is printed and not judged."
 
 
 def page(outcome: Outcome, level: int = 1, images: str = "") -> str:
@@ -35,7 +35,8 @@ def page(outcome: Outcome, level: int = 1, images: str = "") -> str:
         lines += [
             f"**{column}** ({metric_text(cells[0].metric)})",
             "",
-            f"| | paper | measured | seeds | difference | |{_row(HEADINGS[name] for name in more)}",
+            f"| | paper | measured | seeds | difference | judgment |"
+            f"{_row(HEADINGS[name] for name in more)}",
             f"| --- | --- | --- | --- | --- | --- |{_row('---' for _ in more)}",
         ]
         lines += [f"{_line(cell, footnotes)}{_row(texts(cell.fairness, more))}" for cell in cells]

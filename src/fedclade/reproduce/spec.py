@@ -28,7 +28,7 @@ study: what is done with [experiment] if a cell is not a training run (see `stud
     have no method, and a study that generates its data has the data set "synthetic"; "heart" comes
     with fedclade.
 at: of a row, the round whose numbers it shows instead of the last.
-imported: of a row, whether the paper took its numbers from another protocol.
+imported: of a row, whether its numbers come from a protocol that does not compare with ours.
 formula, besides: of a row, the paper's number as an expression, and the bytes beyond it (see
     `evaluate_cost`).
 """
@@ -76,9 +76,9 @@ class Column:
 class Row:
     """A method with its settings; `sets` has those for one column only. `encoder` has, by column,
     the data set on which FLT's encoder is trained. A row without a number of the paper is ours, for
-    comparison. An `imported` number comes from another protocol than the paper's own: it is printed
-    and not judged. With a `formula`, the paper's number is its value in this run, and ours must be
-    exactly that plus `besides`.
+    comparison. An `imported` number comes from another protocol than ours, because the paper took
+    it from elsewhere or has other test data: it is printed and not judged. With a `formula`, the
+    paper's number is its value in this run, and ours must be exactly that plus `besides`.
     """
 
     name: str
