@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedclade.core.pytree import Tree, tree_index
+from fedclade.errors import WriteError
 from fedclade.io.atomic import translate_os_errors
 
 
@@ -84,13 +85,13 @@ class RowsInFile:
         if slots > self._slots:
             size = (slots - self._slots) * self._record
             with translate_os_errors(self._path, size):
-                os.posix_fallocate(self._file.fileno(), self._slots * self._record, size)
+                _allocate(self._file.fileno(), self._slots * self._record, size)
             self._slots = slots
 
     def read(self, slots: Tensor) -> Tree:
         records = torch.empty((len(slots), self._record), dtype=torch.uint8)
         for record, offset in self._records(records, slots):
-            os.preadv(self._file.fileno(), [record], offset)
+            self._in_full(os.preadv, record, offset)
         return {
             name: records[:, begin:end]
             .contiguous()
@@ -111,9 +112,33 @@ class RowsInFile:
         records = torch.cat([column.contiguous().view(torch.uint8) for column in columns], 1)
         with translate_os_errors(self._path, records.nbytes):
             for record, offset in self._records(records, slots):
-                os.pwritev(self._file.fileno(), [record], offset)
+                self._in_full(os.pwritev, record, offset)
 
     def _records(self, records: Tensor, slots: Tensor) -> Iterator[tuple[memoryview, int]]:
         """Each record as bytes, and its offset in the file."""
         for record, slot in zip(records.numpy(), slots.tolist(), strict=True):
             yield record.data, slot * self._record
+
+    def _in_full(
+        self, move: Callable[[int, list[memoryview], int], int], record: memoryview, offset: int
+    ) -> None:
+        """Read or write a whole record. One call of the system moves 2 GiB at most on Linux."""
+        done = 0
+        while done < len(record):
+            moved = move(self._file.fileno(), [record[done:]], offset + done)
+            if not moved:
+                raise WriteError(
+                    f"{self._path}: the client state is not complete: another program has cut the"
+                    " file. Continue the run from its last checkpoint (--resume).",
+                    str(self._path),
+                )
+            done += moved
+
+
+def _allocate(file: int, begin: int, size: int) -> None:
+    """Give a file room for these bytes."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, begin, size)
+    elif os.fstat(file).st_size < begin + size:
+        # macOS: there a full disk is an error of the write.
+        os.ftruncate(file, begin + size)

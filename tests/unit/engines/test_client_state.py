@@ -9,6 +9,7 @@ import errno
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import torch
@@ -295,6 +296,45 @@ def test_a_file_has_no_rows_of_the_run_before(tmp_path: Path) -> None:
     state.commit(4)
     assert counts(ClientStateStore(initial(), CLIENTS, tmp_path)) == [7] * CLIENTS
     assert [path.name for path in tmp_path.iterdir()] == ["rows"]
+
+
+def test_calls_of_the_system_that_move_a_part_of_a_record_are_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call moves 2 GiB at most on Linux; here it moves three bytes."""
+    for name in ("preadv", "pwritev"):
+        whole = getattr(os, name)
+
+        def move(file: int, buffers: list[memoryview], offset: int, whole: Any = whole) -> int:
+            return int(whole(file, [buffers[0][:3]], offset))
+
+        monkeypatch.setattr(os, name, move)
+    state = ClientStateStore(initial(), CLIENTS, tmp_path)
+    state.write(torch.tensor([2, 5]), rows([20, 50]))
+    state.commit(1)
+    assert counts(state) == [7, 7, 20, 7, 7, 50, 7, 7, 7]
+
+
+def test_a_file_that_was_cut_is_an_error(tmp_path: Path) -> None:
+    state = ClientStateStore(initial(), CLIENTS, tmp_path)
+    state.write(torch.tensor([2, 5]), rows([20, 50]))
+    os.truncate(tmp_path / "rows", 20)  # in the second record
+    with pytest.raises(WriteError, check=lambda error: error.field == str(tmp_path / "rows")):
+        state.read(EVERYONE)
+
+
+def test_a_system_without_posix_fallocate_keeps_all_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as macOS."""
+    monkeypatch.delattr(os, "posix_fallocate")
+    state = ClientStateStore(initial(), CLIENTS, tmp_path)
+    for version in (1, 2):
+        state.write(EVERYONE, rows(list(range(10 * version, 10 * version + CLIENTS))))
+        state.commit(version)
+        assert (tmp_path / "rows").stat().st_size >= version * CLIENTS * 16
+    assert counts(ClientStateStore(initial(), CLIENTS, tmp_path, 1)) == list(range(10, 19))
+    assert counts(ClientStateStore(initial(), CLIENTS, tmp_path)) == [7] * CLIENTS
 
 
 def test_a_full_disk_is_an_error_before_rows_are_written(
