@@ -68,8 +68,8 @@ class ThreadPool:
         except BaseException as error:
             for future in ahead:
                 future.cancel()
-            # If memory ran out, the running workers must free their memory before a retry. An
-            # interrupt does not wait for them.
-            if isinstance(error, Exception):
+            # If memory ran out, here or in the caller, which then closes this generator, the
+            # running workers must free their memory before a retry. An interrupt does not wait.
+            if not isinstance(error, KeyboardInterrupt):
                 wait(ahead)
             raise

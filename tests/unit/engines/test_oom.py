@@ -7,9 +7,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from itertools import count
 from typing import Any
 
 import pytest
@@ -211,6 +214,40 @@ def test_a_run_with_little_memory_has_the_same_result(
             undisturbed.model_of(client).state_dict(),
         )
         assert all(torch.equal(model[name], expected[name]) for name in model)
+
+
+def test_a_retry_waits_for_the_chunks_of_the_first_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory runs out in the calling thread, while a worker computes the second chunk."""
+    run_program, add = simulator.run_program, Accumulator.add
+    numbers, second_began, at_retry = count(), threading.Event(), list[bool]()
+    second_ended = threading.Event()
+
+    def slow_run(*arguments: Any) -> tuple[Tree, Tree | None]:
+        number = next(numbers)
+        if number == 0:
+            assert second_began.wait(30)
+        if number == 1:
+            second_began.set()
+            time.sleep(0.3)
+        result = run_program(*arguments)
+        if number == 1:
+            second_ended.set()
+        return result
+
+    def limited_add(self: Accumulator, places: Tensor, reply: Tree) -> None:
+        if len(places) > 2:
+            raise MemoryError
+        add(self, places, reply)
+
+    def clear(self: simulator.Simulator) -> None:
+        at_retry.append(second_ended.is_set())
+
+    monkeypatch.setattr(simulator, "run_program", slow_run)
+    monkeypatch.setattr(Accumulator, "add", limited_add)
+    monkeypatch.setattr(simulator.Simulator, "_clear_compiled", clear)
+    with pytest.warns(fc.FedcladeWarning, match="Out of memory"):
+        trained(FedAvg(), threads=2, chunk=3)
+    assert at_retry == [True]
 
 
 def poison(key: int, client: int, reply: Tree) -> Tree:

@@ -80,6 +80,24 @@ def test_an_error_waits_for_the_other_workers() -> None:
     assert ended.is_set()  # its memory is free before a retry
 
 
+def test_a_caller_that_stops_waits_for_the_workers() -> None:
+    """Such as the simulator, if memory runs out while it adds up a chunk."""
+    began, ended = threading.Event(), threading.Event()
+
+    def work(number: int) -> int:
+        if number:
+            began.set()
+            time.sleep(0.2)
+            ended.set()
+        return number
+
+    results = ThreadPool(2).in_order(work, range(3))
+    assert next(results) == 0
+    assert began.wait(30)
+    results.close()  # type: ignore[attr-defined]
+    assert ended.is_set()
+
+
 @pytest.mark.parametrize("model", [MLP(8), MLP(8, dropout=0.5)], ids=["dense", "dropout"])
 def test_the_number_of_threads_changes_no_byte(model: MLP, digits: Clients) -> None:
     results = [
