@@ -20,11 +20,13 @@ class OutputMetric:
             is not defined.
         lowest: the least value that a client may report.
         highest: the largest value that a client may report.
+        is_thread_safe: whether several threads may call the function at the same time.
     """
 
     function: Callable[[Tensor, Tensor], float]
     lowest: float = -1e12
     highest: float = 1e12
+    is_thread_safe: bool = True
 
 
 AnyMetric: TypeAlias = ExampleLoss | OutputMetric

@@ -428,7 +428,10 @@ class Simulator:
         if not personal and not over_outputs and is_worthwhile(self.device, distinct[:, 0]):
             self._run_chunks(order, width, lambda places: places, compute_shared, collect)
         else:
-            self._run_chunks(order, width, load, compute, collect)
+            parallel = all(metric.is_thread_safe for metric in over_outputs.values()) and not (
+                finetune is not None and _uses_numpy(finetune)
+            )
+            self._run_chunks(order, width, load, compute, collect, parallel)
         result: Tree = {}
         for name in ("loss", *request.metrics):
             result[name] = torch.full((len(ids),), torch.nan, dtype=torch.float64)

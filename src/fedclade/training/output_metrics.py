@@ -49,7 +49,7 @@ def from_torchmetrics(metric: Metric) -> OutputMetric:
         except ValueError:
             return math.nan
 
-    return OutputMetric(value)
+    return OutputMetric(value, is_thread_safe=False)
 
 
 def check_torchmetric(field: str, metric: Metric, outputs: Tensor, y: Tensor) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from fedclade.core.functional_model import Batch, Objective
 from fedclade.core.local_sgd import sgd
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.losses import accuracy
+from fedclade.core.output_metric import OutputMetric
 from fedclade.core.program import Program, chain, without_steps
 from fedclade.core.pytree import Tree, add_prefix, nbytes, stack, strip_prefix
 from fedclade.core.rng import client_keys, fold_in
@@ -1279,6 +1281,43 @@ def test_clients_with_the_same_model_and_state_share_an_evaluation_without_fine_
     steps = fed.clock.asked - before
     losses(torch.tensor([0, 2, 3]))
     assert fed.clock.asked - before == 2 * steps  # client 1 has shared the evaluation of client 0
+
+
+@pytest.mark.parametrize("where", ["metric", "finetune"])
+def test_code_that_is_not_safe_for_threads_runs_in_the_calling_thread(
+    ragged: Clients, where: str
+) -> None:
+    objective = objective_of(MLP(8))
+    seen: list[bool] = []
+
+    def note() -> None:
+        seen.append(threading.current_thread() is threading.main_thread())
+
+    def metric(outputs: Tensor, y: Tensor) -> float:
+        note()
+        return 0.0
+
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        note()
+        return const, None
+
+    one = {"metric": OutputMetric(metric, is_thread_safe=False)}
+    finetune = Program(
+        lambda broadcast, params, state: (params, {}),
+        lambda broadcast, const, carry, batch: carry,
+        finish,
+        Batches.whole(),
+        "finetune",
+        vectorized=False,
+    )
+    request = EvalRequest(
+        objective,
+        one if where == "metric" else {},
+        "train",
+        finetune if where == "finetune" else None,
+    )
+    Simulator(ragged, threads=2, chunk=1).evaluate(apart(objective), EVERYONE, [request])
+    assert seen == [True] * 6
 
 
 def test_an_evaluation_changes_neither_client_state_nor_models() -> None:
