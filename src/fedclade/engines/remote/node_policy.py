@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import signal
@@ -201,6 +202,10 @@ class LookCounter:
             looks: the number of looks.
             signatures: the number of signatures among them.
         """
+        with self._locked():
+            self._add(policy, looks, signatures)
+
+    def _add(self, policy: NodePolicy, looks: int, signatures: int) -> None:
         counts = self._read()
         after = {
             "looks": counts["looks"] + looks,
@@ -216,8 +221,18 @@ class LookCounter:
                 )
         self._counts = after
         if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             atomic.write_text(self.path, json.dumps(after))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """A context in which no other process of this node counts."""
+        if self.path is None:
+            yield
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self.path.with_name(f"{self.path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
+            yield
 
     def _read(self) -> dict[str, int]:
         if self.path is None:
