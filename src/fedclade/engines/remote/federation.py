@@ -50,6 +50,7 @@ from fedclade.engines.reply_validation import (
     rejection_reason,
     spec_of,
 )
+from fedclade.engines.simulator import checked_ids
 from fedclade.errors import InvalidInputError, is_int
 from fedclade.privacy.secure_sum.protocol import ProtocolError
 
@@ -155,7 +156,7 @@ class RemoteFederation:
         key: int,
         reduce: SegmentSum | None = None,
     ) -> ClientResults:
-        ids = torch.as_tensor(ids, dtype=torch.int64).cpu()
+        ids = checked_ids(ids, len(self.membership.client_records))
         if reduce:
             check_sum(reduce, len(ids))
         if reduce and reduce.min_clients:
@@ -312,9 +313,10 @@ class RemoteFederation:
             }
             votes += specs.values()
         expected = majority_spec(votes, {})
+        sizes = self.sizes
         for node, node_replies in of_node.items():
             reasons = {
-                place: rejection_reason(reply, expected, int(self.sizes[ids[place]]))
+                place: rejection_reason(reply, expected, int(sizes[ids[place]]))
                 for place, reply in node_replies.items()
             }
             bad = [reason for reason in reasons.values() if reason is not None]
@@ -388,6 +390,7 @@ class RemoteFederation:
         deliver: Delivery | None = None,
     ) -> list[Tree]:
         """All requests go to a node in one message, with the final models if `deliver` is given."""
+        ids = checked_ids(ids, len(self.membership.client_records))
         self.finish_evaluation()
         evaluation = RemoteEvaluation(assignment, ids, requests, key, deliver)
         answers, failures = self._query_nodes(ids, evaluation.message)

@@ -69,6 +69,24 @@ def test_a_node_gets_one_message_with_each_model_once(
     assert fed.traffic.up == len(ragged) * size
 
 
+@pytest.mark.parametrize("ids", [[1, 2, 1], [0, 6], [-1, 2]])
+def test_ids_must_be_those_of_distinct_clients(
+    ragged: Clients, context: NodeContext, local: LocalTraining, ids: list[int]
+) -> None:
+    """A number below 0 would be another client."""
+    fed, clients = Remote(ragged, context), torch.tensor(ids)
+    params = {name: value[None] for name, value in local.objective.params().items()}
+    assignment = ModelAssignment(params, torch.zeros_like(clients))
+    fed.in_process.sent.clear()
+    for call in (
+        lambda: train(fed, local, clients),
+        lambda: fed.evaluate(assignment, clients, [EvalRequest(local.objective, {}, "train")]),
+    ):
+        with pytest.raises(InvalidInputError, check=lambda error: error.field == "ids"):
+            call()
+    assert not fed.in_process.sent
+
+
 def test_a_client_that_is_not_connected_is_a_failure(
     ragged: Clients, context: NodeContext, local: LocalTraining
 ) -> None:

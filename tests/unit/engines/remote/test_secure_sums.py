@@ -19,6 +19,7 @@ from fedclade.core.method_state import State
 from fedclade.core.pytree import Tree, stack
 from fedclade.data import Clients
 from fedclade.engines.remote.federation import RemoteFederation
+from fedclade.engines.remote.membership import Membership
 from fedclade.engines.remote.messages import Message
 from fedclade.engines.remote.node import Node
 from fedclade.engines.remote.node_policy import NodePolicy
@@ -97,6 +98,19 @@ def test_no_answer_has_a_model_in_clear(small_digits: Clients) -> None:
     assert not any(name.startswith("outputs") for m in answers for name in m.tensors)
     # The top byte of a number in fixed point is 0 or 255; that of a masked one is anything.
     assert len((masked[0].view(torch.uint8)[7::8]).unique()) > 100
+
+
+def test_the_sizes_are_read_once_in_a_call(
+    small_digits: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are a tensor of all clients, which is made each time."""
+    run, reads = secure_run(fc.FedAvg(), small_digits, "remote", nodes=4), list[int]()
+    sizes = Membership.sizes.fget
+    assert sizes is not None
+    counted = property(lambda membership: reads.append(0) or sizes(membership))
+    monkeypatch.setattr(Membership, "sizes", counted)
+    a_map(run)
+    assert len(reads) == 1
 
 
 @pytest.mark.parametrize("lost", ["secure_map", "secure_reveal"])
