@@ -459,7 +459,10 @@ class Simulator:
         if nbytes(self.client_state.initial) > _MOST_STATE_COMPARED:
             return ids
         state = self.client_state.read(ids.to(self.device))
-        rows = [value.reshape(len(ids), -1).double().cpu() for value in state.values()]
+        rows = [
+            value.reshape(len(ids), math.prod(value.shape[1:])).double().cpu()
+            for value in state.values()
+        ]
         together = torch.cat([assignment.model_ids[:, None].double(), *rows], 1)
         numbers: Tensor = torch.unique(together, dim=0, return_inverse=True)[1]
         return numbers
