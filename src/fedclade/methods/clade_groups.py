@@ -136,8 +136,9 @@ class CladeGroups(DPSignatureMethod[CladeGroupsState]):
     def _of_all(self, fed: Federation, start: Tree, key: int) -> tuple[Tree, ClientResults]:
         """The `signature` of each client and their `whitener`, and the replies."""
         everyone = torch.arange(len(fed.sizes))
-        rows = ModelAssignment.all_same(start, len(everyone))
-        replies = self._signatures(fed, rows, everyone, key)
+        replies = self._signatures(
+            fed, ModelAssignment.all_same(start, len(everyone)), everyone, key
+        )
         if len(replies.ids):
             scatter = self._scatter(replies)
             return CladeGroupsState.signatures_of(
@@ -167,9 +168,14 @@ class CladeGroups(DPSignatureMethod[CladeGroupsState]):
                 )
                 if not len(level.ids):
                     break
-            has_answered = torch.isin(replies.ids, level.ids).numpy()
-            reported = scatter_of_all(self._scatter(level), size, labels, has_answered)
-            scatter = scatter_with_noise(reported, size, self.variance, labels)
+            scatter = scatter_with_noise(
+                scatter_of_all(
+                    self._scatter(level), size, labels, torch.isin(replies.ids, level.ids).numpy()
+                ),
+                size,
+                self.variance,
+                labels,
+            )
             labels, candidates = split_groups(
                 means,
                 weight,
@@ -264,6 +270,5 @@ class CladeGroups(DPSignatureMethod[CladeGroupsState]):
         state, at = state.with_num_clients(len(fed.sizes)), int(state.signature_key)
         by_inputs = self.late == "features"
         method, at = (self._by_features(), fold_in(at, "late")) if by_inputs else (self, at)
-        rows = ModelAssignment.all_same(state.start, len(ids))
-        replies = method._signatures(fed, rows, ids, at)
+        replies = method._signatures(fed, ModelAssignment.all_same(state.start, len(ids)), ids, at)
         return state.with_late(replies, fed.sizes, by_inputs) if len(replies.ids) else state
