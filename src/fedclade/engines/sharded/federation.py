@@ -180,7 +180,8 @@ class ShardedSimulator:
         }
         answers = self._call(calls)
         for worker, call in calls.items():
-            if self._initial or answers[worker].has_temporary_state:
+            has_state = self._initial or answers[worker].has_temporary_state
+            if has_state and self._can_replace_workers:
                 self._uncommitted.setdefault(worker, []).append(call)
         total = Accumulator(reduce) if reduce else None
         places, outputs, failures = list[Tensor](), list[Tree](), list[Failure]()
@@ -270,6 +271,11 @@ class ShardedSimulator:
     def has_client_state(self) -> bool:
         return bool(self._initial)
 
+    @property
+    def _can_replace_workers(self) -> bool:
+        """Whether a worker that dies leaves the committed state of its clients."""
+        return not self._initial or self.workers.state_outlasts_worker
+
     def forget_uncommitted(self) -> None:
         """What the workers did so far need not be repeated."""
         self._uncommitted = {}
@@ -328,7 +334,7 @@ class ShardedSimulator:
                 " Memory may have run out: use fewer shards on a machine, or set engine.chunk.",
                 "engine.shards",
             )
-        if self._initial and not self.workers.state_outlasts_worker:
+        if not self._can_replace_workers:
             raise FedcladeError(
                 f"engine.shards: worker {worker} ended ({reason}), and its clients' state with it."
                 " Continue from the last checkpoint with --resume, or set"

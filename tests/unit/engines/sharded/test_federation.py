@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -127,6 +128,23 @@ def test_client_state_in_the_memory_of_a_dead_worker_is_lost_and_the_error_says_
     workers_of(run).dies_before = kill_at(2)
     with pytest.raises(FedcladeError, match=r"--resume.*engine\.client_state = 'disk'"):
         three_rounds(run)
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+def test_calls_are_kept_only_if_they_can_be_repeated(is_on_disk: bool, tmp_path: Path) -> None:
+    """They hold the models of the round."""
+    folder = tmp_path if is_on_disk else None
+    run = MethodRun(Local(), "sharded", clients(), shards=2, folder=folder)
+    assert isinstance(run.fed, ShardedSimulator)
+    run.init()
+    models = {name: value[None] + 0 for name, value in run.params.items()}
+    is_alive = weakref.ref(models["fc1.weight"])
+    ids, assignment = torch.arange(len(clients())), ModelAssignment.all_same(models, len(clients()))
+    run.fed.map(sgd(run.method.local), ids, per_client=assignment, key=1)
+    del models, assignment
+    assert (is_alive() is not None) == is_on_disk
+    run.fed.client_state.commit(1)
+    assert is_alive() is None
 
 
 def test_a_worker_without_client_state_can_be_replaced_from_memory() -> None:
