@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fedclade.conformance.in_process_workers import InProcessWorkers
 from fedclade.core.program_serialization import NodeContext
 from fedclade.core.pytree import Tree
 from fedclade.data import Clients
 from fedclade.engines.sharded.federation import ShardedSimulator
 from fedclade.engines.sharded.placement import place_clients
 from fedclade.engines.sharded.worker import ShardWorker
-from fedclade.engines.sharded.workers import InProcessWorkers
 from fedclade.engines.simulator import Faults
 
 

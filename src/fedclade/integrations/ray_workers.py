@@ -12,7 +12,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from fedclade.engines.sharded.calls import Answer, Call, decode, encode
 from fedclade.engines.sharded.worker import ShardWorker
-from fedclade.engines.sharded.workers import WorkerDiedError
+from fedclade.engines.sharded.worker_transport import WorkerDiedError
 from fedclade.engines.worker_threads import cores
 from fedclade.errors import FedcladeError
 

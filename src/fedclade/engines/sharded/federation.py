@@ -33,7 +33,7 @@ from fedclade.engines.profiler import Profiler
 from fedclade.engines.sharded.calls import Answer, Call
 from fedclade.engines.sharded.placement import place_clients
 from fedclade.engines.sharded.worker import Evaluate, PartialResults
-from fedclade.engines.sharded.workers import WorkerDiedError, Workers
+from fedclade.engines.sharded.worker_transport import WorkerDiedError, Workers
 from fedclade.engines.simulator import checked_ids
 from fedclade.errors import FedcladeError, require
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from fedclade.engines.sharded.calls import Answer, Call, decode, encode
 from fedclade.engines.sharded.worker import ShardWorker
-from fedclade.engines.sharded.workers import WorkerDiedError
+from fedclade.engines.sharded.worker_transport import WorkerDiedError
 from fedclade.errors import FedcladeError
 
 _LEADER = 0

@@ -15,6 +15,7 @@ from fedclade import CFL, IFCA, SCAFFOLD, Clade, CladeGroups, FedAvg, Local, Met
 from fedclade.conformance.checks import is_same
 from fedclade.conformance.example_clients import ragged_clients
 from fedclade.conformance.in_process_shards import in_process_shards
+from fedclade.conformance.in_process_workers import InProcessWorkers
 from fedclade.conformance.method_run import MethodRun, cohorts_of
 from fedclade.core.federation import ModelAssignment
 from fedclade.core.local_sgd import sgd
@@ -24,7 +25,6 @@ from fedclade.core.pytree import Tree, tree_index
 from fedclade.data import Clients
 from fedclade.engines.sharded.calls import Call
 from fedclade.engines.sharded.federation import ShardedSimulator
-from fedclade.engines.sharded.workers import InProcessWorkers
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import FedcladeError, InvalidInputError
 from fedclade.io.checkpoint import flatten
