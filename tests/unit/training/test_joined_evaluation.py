@@ -27,6 +27,7 @@ from fedclade.io import checkpoint
 from fedclade.io.schemas import RoundRecord
 from fedclade.training import loop
 from fedclade.training.config import EngineConfig
+from fedclade.training.evaluation import Evaluation
 from fedclade.training.runner import TrainingRun
 from fedclade.training.setup import measured, module_for
 
@@ -197,6 +198,37 @@ def test_a_server_that_crashes_at_any_message_gives_the_same_bytes(
         with pytest.raises(Crash):
             nodes.run(out, crash_at=crash_at, eval_every=every)
         nodes.run(out, resume=True, eval_every=every)
+        assert files(out) == files(tmp_path / "whole"), crash_at
+        assert nodes.saved == whole.saved
+
+
+def test_a_server_that_crashes_at_any_message_returns_to_the_best_round(
+    clients: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Local: the second of five rounds is the best one. Nodes keep its state and two others."""
+    evaluate = loop.evaluate
+
+    def best_in_round_2(
+        setup: Any, clients: Any, state: Any, number: int, *rest: Any, **last: Any
+    ) -> Evaluation:
+        evaluation = evaluate(setup, clients, state, number, *rest, **last)
+        losses = torch.full_like(evaluation.values["validation_loss"], abs(number - 2))
+        return evaluation._replace(values=evaluation.values | {"validation_loss": losses})
+
+    monkeypatch.setattr(loop, "evaluate", best_in_round_2)
+    settings: dict[str, Any] = {"rounds": 5, "select": "best"}
+    held_out = clients.with_validation(0.2)
+    whole = Nodes(held_out, fc.Local())
+    result = whole.run(tmp_path / "whole", **settings)
+    assert result.summary["selected_round"] == 2
+    short = Nodes(held_out, fc.Local())
+    short.run(tmp_path / "short", rounds=2)
+    assert whole.saved == short.saved
+    for crash_at in range(2, len(whole.calls) + 1):
+        out, nodes = tmp_path / str(crash_at), Nodes(held_out, fc.Local())
+        with pytest.raises(Crash):
+            nodes.run(out, crash_at=crash_at, **settings)
+        nodes.run(out, resume=True, **settings)
         assert files(out) == files(tmp_path / "whole"), crash_at
         assert nodes.saved == whole.saved
 

@@ -8,11 +8,13 @@ import secrets
 import torch
 
 from fedclade.core.pytree import Tree
+from fedclade.engines.remote.node import MAX_COMMITTED
 
 
 class RemoteClientState:
-    """Client state stays on the nodes. For each node the server keeps the list of committed
-    transactions, and sends it with each message, so that the node discards all other state.
+    """Client state stays on the nodes. For each node the server keeps the list of the committed
+    transactions that it may return to, and sends it with each message, so that the node discards
+    all other state.
 
     A transaction is a round, or a call between rounds that is never committed. A round is committed
     on the nodes that answered all of its messages.
@@ -47,8 +49,8 @@ class RemoteClientState:
         return call
 
     def set_answered(self, state_key: str, answered: bool) -> None:
-        """Record whether the node answered a message of this transaction. If one message has no
-        answer, the node's state of this transaction is discarded.
+        """Record whether the node answered a message of this transaction that changes its clients'
+        state. If one message has no answer, the node's state of this transaction is discarded.
         """
         self._answered[state_key] = self._answered.get(state_key, True) and answered
 
@@ -59,7 +61,11 @@ class RemoteClientState:
     def commit(self, version: int) -> None:
         for state_key, answered in sorted(self._answered.items()):
             if answered:
-                self._committed.setdefault(state_key, []).append(self.transaction_id)
+                committed = [*self.committed_at(state_key), self.transaction_id]
+                retained = self.retained_at(state_key)
+                # The node has a snapshot of each, and keeps no others.
+                older = [each for each in committed[:-MAX_COMMITTED] if each == retained]
+                self._committed[state_key] = older + committed[-MAX_COMMITTED:]
         self.version = version
         self.rollback()
 

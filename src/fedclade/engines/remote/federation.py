@@ -610,7 +610,9 @@ class RemoteFederation:
                 if "rejected" in answer.header:
                     answer = NodeError(one_line(answer.header["rejected"]))
             answers[node] = answer
-            if messages[node].header["kind"] in _TRAINING:  # others leave the clients' state alone
+            header = messages[node].header
+            # Other messages leave the clients' state alone.
+            if header["kind"] in _TRAINING and header["clients"]:
                 self.client_state.set_answered(state_key, isinstance(answer, Message))
         return answers
 

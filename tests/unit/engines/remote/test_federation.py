@@ -324,6 +324,44 @@ def test_a_server_that_crashed_in_a_round_resumes_from_the_state_before_it(
         assert torch.equal(value, results.models[name])
 
 
+def test_messages_and_checkpoints_name_only_the_transactions_to_which_the_server_may_return(
+    ragged: Clients, context: NodeContext, local: LocalTraining
+) -> None:
+    """After ten rounds it returns to the third, which was the best one."""
+    method, ids = Local().with_local_config(local), everyone(ragged)
+    fed, short = Remote(ragged, context), Remote(ragged, context)
+    for each, rounds in ((short, 3), (fed, 10)):
+        each.init_client_state(method.initial_client_state(context.objective.params()))
+        state = method.init(each, context.objective.params(), key=0)
+        each.client_state.commit(0)
+        for number in range(1, rounds + 1):
+            state = method.round(each, state, ids, key=number)
+            each.client_state.commit(number)
+            if number == 3:
+                best = each.client_state.tensors()
+                each.client_state.retain(best)
+    committed = [
+        m.header["committed"]
+        for sent in fed.in_process.sent
+        for m in sent.values()
+        if "committed" in m.header
+    ]
+    assert max(len(names) for names in committed) == 3
+    assert len(fed.client_state.tensors()["committed"]) < 1.6 * len(best["committed"])
+    resumed = Remote(ragged, context)
+    for name, node in resumed.in_process.connected.items():
+        node.state_store = fed.in_process.connected[name].state_store
+    resumed.init_client_state(method.initial_client_state(context.objective.params()))
+    resumed.client_state.restore(fed.client_state.tensors(), 10)
+    resumed.client_state.retain(best)
+    method.round(resumed, state, ids, key=11)
+    resumed.client_state.commit(11)
+    expected = short.read(ids)
+    resumed.client_state.restore(best, 3)
+    for name, value in resumed.read(ids).items():
+        assert torch.equal(value, expected[name])
+
+
 def test_a_message_that_a_node_gets_again_starts_from_the_state_before_it(
     ragged: Clients, context: NodeContext, local: LocalTraining
 ) -> None:

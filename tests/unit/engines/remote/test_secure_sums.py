@@ -73,6 +73,19 @@ def test_the_models_are_those_of_the_simulator(name: str, small_digits: Clients)
     assert torch.equal(states[0].cluster_ids, states[1].cluster_ids)
 
 
+@pytest.mark.parametrize("name", ["scaffold", "lg_fedavg"])
+def test_a_node_that_only_took_part_in_the_masks_keeps_the_state_of_its_clients(
+    name: str, small_digits: Clients
+) -> None:
+    """Its clients are not in the cohort of four rounds."""
+    cohort = EVERYONE[EVERYONE % 4 != 3]
+    states = []
+    for engine, options in (("simulator", {}), ("remote", {"nodes": 4})):
+        run = secure_run(METHODS[name], small_digits, engine, **options)
+        states.append(run.rounds(run.init(), EVERYONE, cohort, cohort, cohort, cohort, EVERYONE))
+    assert same_models(*states)
+
+
 def test_keys_are_agreed_once_and_a_round_has_two_exchanges(small_digits: Clients) -> None:
     run = secure_run(fc.FedAvg(), small_digits, "remote", nodes=4)
     state = run.init()
