@@ -164,7 +164,7 @@ class ClientStateStore:
 
     def restore(self, tensors: Tree, version: int) -> None:
         """Load the client state that `tensors` returned, and temporary state if it is there."""
-        if "ids" in tensors:
+        if self.initial:
             ids, rows = tensors["ids"], {name: tensors[f"rows/{name}"] for name in self.initial}
             self._start(None)
             for begin in range(0, len(ids), _BLOCK):

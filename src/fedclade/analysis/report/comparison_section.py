@@ -63,7 +63,7 @@ def _measured(runs: Sequence[StoredRun]) -> list[Measured]:
     return [
         Measured(
             run.title,
-            run.summary["seed"],
+            run.tables["run"].get("seed", 0),
             (run.tables.get("data"), run.tables.get("partition"), len(run.clients["client"])),
             run.summary,
             run.clients,
