@@ -99,11 +99,11 @@ class ClientStateStore:
         return self._used + max(0, new - len(self._free))
 
     def write(self, ids: Tensor, rows: Tree) -> None:
-        temporary = [name for name in rows if name.startswith(f"{TEMPORARY}/")]
-        for name in temporary:
-            value = rows[name]
-            zeros = value.new_zeros(self._clients, *value.shape[1:])
-            self.temporary.setdefault(name, zeros)[ids] = value
+        temporary = _temporary_part(rows)
+        for name, value in temporary.items():
+            if name not in self.temporary:
+                self.temporary[name] = value.new_zeros(self._clients, *value.shape[1:])
+            self.temporary[name][ids] = value
         rows = {name: value for name, value in rows.items() if name not in temporary}
         if temporary and not rows:
             return
@@ -172,7 +172,7 @@ class ClientStateStore:
                 part = {name: value[block].to(self._device) for name, value in rows.items()}
                 self.write(ids[block].to(self._device), part)
             self.commit(version)
-        self.temporary = add_prefix(TEMPORARY, strip_prefix(TEMPORARY, tensors))
+        self.temporary = _temporary_part(tensors)
         self.version = version
 
     def _open(self, folder: Path, version: int | None) -> None:
@@ -203,6 +203,10 @@ class ClientStateStore:
         versions = {_index_path(folder, self.version), _index_path(folder, version)}
         for path in set(folder.glob("slots-*.npy")) - versions:
             path.unlink()
+
+
+def _temporary_part(tree: Tree) -> Tree:
+    return add_prefix(TEMPORARY, strip_prefix(TEMPORARY, tree))
 
 
 def _index_path(folder: Path, version: int) -> Path:
