@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
@@ -16,6 +17,7 @@ from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.profiler import Profiler
+from fedclade.errors import InvalidInputError
 
 Split: TypeAlias = Literal["train", "validation", "test"]
 
@@ -161,3 +163,28 @@ class Engine(Federation, Protocol):
 
     def pop_failures(self) -> list[Failure]:
         """The clients that did not answer or were rejected since the last call."""
+
+
+def checked_ids(ids: Tensor, clients: int) -> Tensor:
+    """The clients of a call, on the CPU; an error if one does not exist or occurs twice.
+
+    Args:
+        ids: the clients.
+        clients: the number of clients of the federation.
+    """
+    ids = torch.as_tensor(ids, dtype=torch.int64).cpu()
+    numbers = ids.tolist()
+    if numbers and not 0 <= min(numbers) <= max(numbers) < clients:
+        raise InvalidInputError(
+            f"ids: the clients are {min(numbers)} to {max(numbers)}; they must be 0 to"
+            f" {clients - 1}.",
+            "ids",
+        )
+    twice = [client for client, count in Counter(numbers).items() if count > 1]
+    if twice:
+        raise InvalidInputError(
+            f"ids: client {twice[0]} occurs more than once; the clients of a call must be"
+            " distinct.",
+            "ids",
+        )
+    return ids

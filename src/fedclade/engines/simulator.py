@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from fedclade.core.pytree import Tree, concatenate, nbytes, stack, tree_index
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.accumulator import Accumulator, check_sum, ordered_results
-from fedclade.engines.base import Delivery, EvalRequest, Split, Traffic
+from fedclade.engines.base import Delivery, EvalRequest, Split, Traffic, checked_ids
 from fedclade.engines.chunk_execution import ClientBatch, CompiledSteps, run_program
 from fedclade.engines.client_state import ClientStateStore
 from fedclade.engines.device import Precision, check_precision, pick_device, torch_settings
@@ -745,31 +744,6 @@ class Simulator:
                 )
         on_device = {name: value.to(self.device) for name, value in assignment.models.items()}
         return ModelAssignment(on_device, model_ids, assignment.local_params)
-
-
-def checked_ids(ids: Tensor, clients: int) -> Tensor:
-    """The clients of a call, on the CPU; an error if one does not exist or occurs twice.
-
-    Args:
-        ids: the clients.
-        clients: the number of clients of the federation.
-    """
-    ids = torch.as_tensor(ids, dtype=torch.int64).cpu()
-    numbers = ids.tolist()
-    if numbers and not 0 <= min(numbers) <= max(numbers) < clients:
-        raise InvalidInputError(
-            f"ids: the clients are {min(numbers)} to {max(numbers)}; they must be 0 to"
-            f" {clients - 1}.",
-            "ids",
-        )
-    twice = [client for client, count in Counter(numbers).items() if count > 1]
-    if twice:
-        raise InvalidInputError(
-            f"ids: client {twice[0]} occurs more than once; the clients of a call must be"
-            " distinct.",
-            "ids",
-        )
-    return ids
 
 
 def _by_size(dataset: DeviceDataset, parts: Tensor) -> Tensor:

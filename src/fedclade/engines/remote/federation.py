@@ -23,7 +23,7 @@ from fedclade.core.program_serialization import to_spec
 from fedclade.core.pytree import Tree, add_prefix, stack, strip_prefix, tree_index
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.accumulator import Accumulator, check_sum, ordered_results
-from fedclade.engines.base import Delivery, EvalRequest, Traffic
+from fedclade.engines.base import Delivery, EvalRequest, Traffic, checked_ids
 from fedclade.engines.profiler import Profiler
 from fedclade.engines.remote.client_state import RemoteClientState
 from fedclade.engines.remote.evaluation import (
@@ -50,7 +50,6 @@ from fedclade.engines.reply_validation import (
     rejection_reason,
     spec_of,
 )
-from fedclade.engines.simulator import checked_ids
 from fedclade.errors import InvalidInputError, is_int
 from fedclade.privacy.secure_sum.protocol import ProtocolError
 

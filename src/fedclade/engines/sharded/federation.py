@@ -28,13 +28,12 @@ from fedclade.core.program_serialization import to_spec
 from fedclade.core.pytree import Tree, concatenate, tree_index
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.accumulator import Accumulator, check_sum, ordered_results
-from fedclade.engines.base import Delivery, EvalRequest, Traffic
+from fedclade.engines.base import Delivery, EvalRequest, Traffic, checked_ids
 from fedclade.engines.profiler import Profiler
 from fedclade.engines.sharded.calls import Answer, Call
 from fedclade.engines.sharded.placement import place_clients
 from fedclade.engines.sharded.worker import Evaluate, PartialResults
 from fedclade.engines.sharded.worker_transport import WorkerDiedError, Workers
-from fedclade.engines.simulator import checked_ids
 from fedclade.errors import FedcladeError, require
 
 _MAX_DEATHS = 3  # of one worker in one call: then it is the call that kills it
